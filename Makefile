@@ -1,0 +1,64 @@
+# Every target works from a bare checkout: .venv is made and filled when it is missing or out of date.
+# Needs python3 with venv (Debian: apt install python3-venv) and make. PIP_ARGS is passed to every install.
+
+PYTHON   ?= python3
+VENV     := .venv
+BIN      := $(VENV)/bin
+PIP      := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+READY    := $(VENV)/.ready
+BENCH    := $(VENV)/.bench
+WORKERS  ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench clean
+
+help:
+	@echo "make demo    train, quantize and compare a small conv net"
+	@echo "make test    run all tests"
+	@echo "make check   lint, formatting, strict types"
+	@echo "make format  apply formatting and safe lint fixes"
+	@echo "make bench   install the benchmark packages and run benchmarks/"
+	@echo "make clean   remove .venv and caches"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "No venv module. On Debian: apt install python3-venv"; exit 1; }
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV) (minutes the first time) ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+.PHONY: $(VENV)
+$(VENV): $(READY)
+
+demo: $(READY)
+	$(BIN)/fxquant demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(BENCH): $(READY)
+	@echo "Installing the benchmark packages ..."
+	@$(PIP) -e '.[dev,bench]'
+	@touch $@
+
+bench: $(BENCH)
+	@set -e; for script in benchmarks/*.py; do \
+		[ -e "$$script" ] || { echo "benchmarks/ holds no scripts yet"; exit 0; }; \
+		case "$$script" in */_*) continue;; esac; \
+		echo "== $$script"; $(BIN)/python "$$script"; \
+	done
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
