@@ -1,0 +1,1 @@
+"""Value types and fx mechanics; no policy."""

@@ -1,0 +1,180 @@
+"""The one place that touches what torch may move: the `quantized_decomposed` ops.
+
+torch registers them when its (deprecated) quantization package is imported. Where that package is gone, the ops are
+registered here with the same schemas, so that converted graphs, torch.onnx and Inductor see one form. fxquant adds
+`fxquant::quantize_per_tensor`, the same op with a rounding mode, for hardware that does not round half to even.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+with contextlib.suppress(ImportError):
+    import torch.ao.quantization.fx._decomposed
+
+_QPARAMS = "int quant_min, int quant_max, ScalarType dtype"
+_libraries: list[torch.library.Library] = []  # registrations live as long as their Library object
+
+
+def _quantize(x: Tensor, scale: Any, zero_point: Any, low: int, high: int, dtype: torch.dtype) -> Tensor:
+    inverse = 1.0 / scale
+    return torch.clamp(torch.round(x.float() * inverse) + zero_point, low, high).to(dtype)
+
+
+def _dequantize(q: Tensor, scale: Any, zero_point: Any, out_dtype: torch.dtype | None) -> Tensor:
+    steps: Tensor = q.to(torch.float32) - zero_point
+    values: Tensor = steps * scale
+    return values.to(out_dtype or torch.float32)
+
+
+def _along(values: Tensor, x: Tensor, axis: int) -> Tensor:
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    return values.reshape(shape)
+
+
+def _quantize_per_tensor(
+    input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+) -> Tensor:
+    return _quantize(input, scale, zero_point, quant_min, quant_max, dtype)
+
+
+def _dequantize_per_tensor(
+    input: Tensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    return _dequantize(input, scale, zero_point, out_dtype)
+
+
+def _dequantize_per_channel(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    zero = 0 if zero_points is None else _along(zero_points, input, axis)
+    return _dequantize(input, _along(scales, input, axis), zero, out_dtype)
+
+
+def _dequantize_per_channel_group(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    group_size: int,
+    output_dtype: torch.dtype,
+) -> Tensor:
+    grouped = input.reshape(*scales.shape, group_size)
+    zero = 0 if zero_points is None else zero_points.unsqueeze(-1)
+    return _dequantize(grouped, scales.unsqueeze(-1), zero, output_dtype).reshape(input.shape)
+
+
+def _choose_qparams(
+    input: Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    low, high = torch.aminmax(input.float())
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    scale = ((high - low) / (quant_max - quant_min)).clamp(min=eps).double()
+    zero = (quant_min - torch.round(low / scale)).clamp(quant_min, quant_max).to(torch.int64)
+    return scale, zero
+
+
+def _choose_qparams_symmetric(
+    input: Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    largest = input.float().abs().max()
+    scale = (largest / ((quant_max - quant_min) / 2)).clamp(min=eps).double()
+    return scale, torch.full((), (quant_max + quant_min + 1) // 2, dtype=torch.int64, device=input.device)
+
+
+_DECOMPOSED = {
+    "quantize_per_tensor": (f"(Tensor input, float scale, int zero_point, {_QPARAMS}) -> Tensor", _quantize_per_tensor),
+    "dequantize_per_tensor": (
+        f"(Tensor input, float scale, int zero_point, {_QPARAMS}, *, ScalarType? out_dtype=None) -> Tensor",
+        _dequantize_per_tensor,
+    ),
+    "quantize_per_tensor.tensor": (
+        f"(Tensor input, Tensor scale, Tensor zero_point, {_QPARAMS}) -> Tensor",
+        _quantize_per_tensor,
+    ),
+    "dequantize_per_tensor.tensor": (
+        f"(Tensor input, Tensor scale, Tensor zero_point, {_QPARAMS}, *, ScalarType? out_dtype=None) -> Tensor",
+        _dequantize_per_tensor,
+    ),
+    "dequantize_per_channel": (
+        f"(Tensor input, Tensor scales, Tensor? zero_points, int axis, {_QPARAMS}, *, ScalarType? out_dtype=None)"
+        " -> Tensor",
+        _dequantize_per_channel,
+    ),
+    "dequantize_per_channel_group": (
+        f"(Tensor input, Tensor scales, Tensor? zero_points, {_QPARAMS}, int group_size, ScalarType output_dtype)"
+        " -> Tensor",
+        _dequantize_per_channel_group,
+    ),
+    "choose_qparams.tensor": (
+        "(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)",
+        _choose_qparams,
+    ),
+    "choose_qparams_symmetric.tensor": (
+        "(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)",
+        _choose_qparams_symmetric,
+    ),
+}
+
+
+def register_decomposed(namespace: str) -> torch.library.Library:
+    """Register the ops of a converted graph under a namespace."""
+    library = torch.library.Library(namespace, "DEF")
+    for name, (schema, function) in _DECOMPOSED.items():
+        library.define(f"{name}{schema}")
+        library.impl(name, function, "CompositeExplicitAutograd")
+    return library
+
+
+if not hasattr(torch.ops.quantized_decomposed, "quantize_per_tensor"):
+    _libraries.append(register_decomposed("quantized_decomposed"))
+
+
+def _quantize_rounding(
+    input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype, rounding: str
+) -> Tensor:
+    steps = input.float() * (1.0 / scale)
+    rounded = torch.floor(steps + 0.5) if rounding == "half_up" else torch.floor(steps)
+    return torch.clamp(rounded + zero_point, quant_min, quant_max).to(dtype)
+
+
+_own = torch.library.Library("fxquant", "DEF")
+_own.define(f"quantize_per_tensor(Tensor input, float scale, int zero_point, {_QPARAMS}, str rounding) -> Tensor")
+_own.impl("quantize_per_tensor", _quantize_rounding, "CompositeExplicitAutograd")
+_libraries.append(_own)
+
+decomposed = torch.ops.quantized_decomposed
+QUANTIZE = decomposed.quantize_per_tensor.default
+QUANTIZE_TENSOR = decomposed.quantize_per_tensor.tensor
+QUANTIZE_ROUNDING = torch.ops.fxquant.quantize_per_tensor.default
+DEQUANTIZE = decomposed.dequantize_per_tensor.default
+DEQUANTIZE_TENSOR = decomposed.dequantize_per_tensor.tensor
+DEQUANTIZE_CHANNEL = decomposed.dequantize_per_channel.default
+DEQUANTIZE_GROUP = decomposed.dequantize_per_channel_group.default
+CHOOSE_QPARAMS = decomposed.choose_qparams.tensor
+CHOOSE_QPARAMS_SYMMETRIC = decomposed.choose_qparams_symmetric.tensor
+
+QUANTIZE_OPS = (QUANTIZE, QUANTIZE_TENSOR, QUANTIZE_ROUNDING)
+DEQUANTIZE_OPS = (DEQUANTIZE, DEQUANTIZE_TENSOR, DEQUANTIZE_CHANNEL, DEQUANTIZE_GROUP)

@@ -1,0 +1,322 @@
+"""Regions: graph modules that keep the user's module tree, attributes and methods.
+
+A `Region` is an `fx.GraphModule` whose submodules are the user's own tree (a clone that shares its tensors), so paths,
+state_dict keys, plain attributes and methods stay as they were. Unlike a plain GraphModule it keeps `node.meta` through
+deepcopy and pickling, since the graph is stored as rows (`encode_graph`), not as code to be traced again.
+
+`node.meta` holds plain values only:
+    scope   ((path, "package.Class"), ...) of the enclosing modules, outermost first
+    where   "file.py:12" in the user's code, or ""
+    tensor  TensorInfo, a tuple of them for a node that returns several, or None for anything else
+    mutated True if the tensor may be changed in place after it is made (see capture/functionalize.py)
+    note, decision   see core/plan.py
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+from torch.fx.node import _get_qualified_name, map_arg
+
+META_KEYS = ("scope", "where", "tensor", "mutated", "note", "decision")
+
+# what nn.Module and GraphModule keep in __dict__ for themselves; everything else there is the user's
+_OWN_KEYS = frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__) | {"_region"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorInfo:
+    """What a run on the example inputs showed of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.is_floating_point
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A node, by name, in an encoded graph."""
+
+    name: str
+
+
+@dataclass(kw_only=True, slots=True)
+class RegionState:
+    """What a region knows besides its graph. `stage` is the last stage it passed."""
+
+    stage: str = "captured"
+    user_class: type[nn.Module] = nn.Module
+    method: str = "symbolic"
+    num_inputs: int | None = None  # positional example inputs, so that calibrate() can drop labels
+    input_names: tuple[str, ...] = ()
+    quantizers: dict[str, Any] | None = None  # quantizer id -> Spec
+    quantizer_path: str = ""  # where their modules are
+
+
+class Region(fx.GraphModule):
+    """A captured graph over the user's module tree. See the module docstring."""
+
+    _region: RegionState
+
+    def __init__(self, tree: nn.Module, graph: fx.Graph, state: RegionState | None = None) -> None:
+        super().__init__(nn.Module(), fx.Graph(), class_name=type(tree).__name__)
+        for key, value in tree.__dict__.items():
+            if key == "forward":
+                continue  # a forward put on the instance would hide the graph's
+            if key not in _OWN_KEYS or key in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+                self.__dict__[key] = value
+        self.training = tree.training
+        self._region = state or RegionState(user_class=type(tree))
+        self.graph = graph
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            # methods, properties and class attributes of the user's model go on working on this one
+            state = self.__dict__.get("_region")
+            for cls in state.user_class.__mro__ if state is not None else ():
+                if name in cls.__dict__ and cls is not nn.Module:
+                    attribute = cls.__dict__[name]
+                    return attribute.__get__(self, cls) if hasattr(attribute, "__get__") else attribute
+            raise
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Region:
+        return _rebuild(copy.deepcopy(self._plain_state(), memo), copy.deepcopy(self.graph, memo))
+
+    def __copy__(self) -> Region:
+        # a graph and a state of its own: a pass over the copy must not change the original
+        state = {**self._plain_state(), "_region": copy.copy(self._region)}
+        return _rebuild(state, copy.deepcopy(self.graph))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self._plain_state(), encode_graph(self.graph))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self.__reduce__()
+
+    def _plain_state(self) -> dict[str, Any]:
+        dropped = ("_graph", "_code", "_lineno_map", "_prologue_start", "_tracer_cls", "_tracer_extras", "shape_env")
+        return {key: value for key, value in self.__dict__.items() if key not in dropped}
+
+
+def _rebuild(state: dict[str, Any], graph: fx.Graph) -> Region:
+    region = Region(nn.Module(), fx.Graph())
+    region.__dict__.update(state)
+    # GraphModule.__new__ gave this instance a class of its own, so its name is ours to set
+    type(region).__name__ = region._region.user_class.__name__
+    region.graph = graph
+    return region
+
+
+def _unpickle(state: dict[str, Any], rows: dict[str, Any]) -> Region:
+    return _rebuild(state, decode_graph(rows))
+
+
+def regions(model: nn.Module) -> Iterator[tuple[str, Region]]:
+    """The regions of a model with their paths; a fully traced model has one, at the path ''."""
+    for path, module in model.named_modules():
+        if isinstance(module, Region):
+            yield path, module
+
+
+def clone_tree(module: nn.Module, *, share_tensors: bool = True) -> nn.Module:
+    """A copy of the module tree. Plain attributes are shared; tensors are too unless `share_tensors` is False.
+
+    Modules that occur at several paths stay one module.
+    """
+    memo: dict[int, Any] = {}
+    tree = _clone(module, memo, share_tensors)
+    for clone in tree.modules():
+        for name, value in clone.__dict__.items():
+            # a method put on the instance (model.forward = ...) belongs to the original; give the clone its own
+            if isinstance(value, types.MethodType) and id(value.__self__) in memo:
+                clone.__dict__[name] = types.MethodType(value.__func__, memo[id(value.__self__)])
+    return tree
+
+
+def _clone(module: nn.Module, memo: dict[int, Any], share_tensors: bool) -> nn.Module:
+    if id(module) in memo:
+        return cast(nn.Module, memo[id(module)])
+    if isinstance(module, Region):
+        tree: nn.Module = copy.copy(module)
+    else:
+        tree = module.__class__.__new__(module.__class__)
+        tree.__dict__.update(module.__dict__)
+    memo[id(module)] = tree
+    for key, value in module.__dict__.items():
+        if isinstance(value, dict) and key.startswith("_"):
+            tree.__dict__[key] = copy.copy(value)
+    tree.__dict__["_modules"] = {
+        name: None if child is None else _clone(child, memo, share_tensors) for name, child in module._modules.items()
+    }
+    if not share_tensors:
+        for table in (tree._parameters, tree._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = memo.setdefault(id(tensor), copy.deepcopy(tensor))
+    return tree
+
+
+def set_submodule(root: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module at a path, in place of what is there; missing parents are made."""
+    parent_path, _, name = path.rpartition(".")
+    parent = root
+    for step in parent_path.split(".") if parent_path else ():
+        if step not in parent._modules:
+            parent.add_module(step, nn.Module())
+        parent = cast(nn.Module, parent._modules[step])
+    if name in parent._parameters or name in parent._buffers:
+        delattr(parent, name)
+    parent._modules[name] = module
+
+
+def get_attr(root: nn.Module, path: str) -> Any:
+    """The parameter, buffer or plain attribute at a dotted path."""
+    value: Any = root
+    for step in path.split("."):
+        value = getattr(value, step)
+    return value
+
+
+def free_path(root: nn.Module, path: str) -> str:
+    """`path`, or `path_1`, `path_2`, ...: the first at which the root holds nothing."""
+
+    def taken(candidate: str) -> bool:
+        try:
+            get_attr(root, candidate)
+        except AttributeError:
+            return False
+        return True
+
+    candidate, count = path, 0
+    while taken(candidate):
+        count += 1
+        candidate = f"{path}_{count}"
+    return candidate
+
+
+def scope_path(node: fx.Node) -> str:
+    """The path of a node: of its module for `call_module`, of the innermost enclosing module otherwise."""
+    if node.op == "call_module":
+        return str(node.target)
+    scope = node.meta.get("scope", ())
+    return str(scope[-1][0]) if scope else ""
+
+
+def tensor_info(node: fx.Node) -> TensorInfo | None:
+    """What is known of the tensor that a node returns; None for anything but a single tensor."""
+    info = node.meta.get("tensor")
+    return info if isinstance(info, TensorInfo) else None
+
+
+class _Recorder(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        n.meta["tensor"] = _info(result)
+        return result
+
+
+def _info(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return TensorInfo(dtype=value.dtype, shape=tuple(value.shape))
+    if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
+        return tuple(_info(item) for item in value)
+    return None
+
+
+def record_tensors(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the region once on example inputs, write `meta["tensor"]` of every node, and return the outputs."""
+    codegen = region.graph._codegen
+    placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
+    if kwargs and not isinstance(codegen, fx.graph._PyTreeCodeGen):
+        given = dict(zip((node.target for node in placeholders), args, strict=False)) | kwargs
+        # an argument left out between two given ones stands at its default
+        flat = [given[node.target] if node.target in given else node.args[0] for node in placeholders]
+    else:
+        flat = list(args)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        if isinstance(codegen, fx.graph._PyTreeCodeGen):
+            flat = codegen.process_inputs(*args, **kwargs)
+            outputs = _Recorder(region).run(*flat, enable_io_processing=False)
+            return codegen.process_outputs(outputs)
+        return _Recorder(region).run(*flat)
+
+
+def encode_graph(graph: fx.Graph) -> dict[str, Any]:
+    """A graph as plain rows that pickle: targets by qualified name where that finds them again."""
+    rows = []
+    for node in graph.nodes:
+        args, kwargs = map_arg((node.args, node.kwargs), cast(Any, lambda n: Ref(n.name)))
+        meta = {key: node.meta[key] for key in META_KEYS if key in node.meta}
+        rows.append((node.op, node.name, _encode_target(node), args, kwargs, meta))
+    codegen = graph._codegen
+    pytree = codegen.pytree_info if isinstance(codegen, fx.graph._PyTreeCodeGen) else None
+    return {"rows": rows, "pytree": pytree}
+
+
+def decode_graph(encoded: dict[str, Any]) -> fx.Graph:
+    """The inverse of `encode_graph`."""
+    graph = fx.Graph()
+    if encoded["pytree"] is not None:
+        graph.set_codegen(fx.graph._PyTreeCodeGen(encoded["pytree"]))
+    nodes: dict[str, fx.Node] = {}
+    for op, name, target, args, kwargs, meta in encoded["rows"]:
+        if op == "call_function" and isinstance(target, str):
+            target = resolve_function(target)
+        args, kwargs = _restore(args, nodes), _restore(kwargs, nodes)
+        node = graph.create_node(op, target, args, kwargs, name=name)
+        node.meta.update(meta)
+        nodes[name] = node
+    return graph
+
+
+def _restore(value: Any, nodes: dict[str, fx.Node]) -> Any:
+    if isinstance(value, Ref):
+        return nodes[value.name]
+    if isinstance(value, slice):
+        return slice(*(_restore(part, nodes) for part in (value.start, value.stop, value.step)))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_restore(item, nodes) for item in value))
+    if isinstance(value, (list, tuple)):
+        restored = [_restore(item, nodes) for item in value]
+        return restored if isinstance(value, list) else tuple(restored)
+    if isinstance(value, dict):
+        return {key: _restore(item, nodes) for key, item in value.items()}
+    return value
+
+
+def _encode_target(node: fx.Node) -> Any:
+    if node.op != "call_function":
+        return node.target
+    name = _get_qualified_name(cast(Any, node.target)).replace("_operator.", "operator.")
+    try:
+        found = resolve_function(name)
+    except (ImportError, AttributeError):
+        return node.target
+    return name if found is node.target or found == node.target else node.target
+
+
+def resolve_function(name: str) -> Any:
+    """The function with a qualified name such as `torch.nn.functional.relu` or `torch.ops.aten.add.Tensor`."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        try:
+            value: Any = importlib.import_module(".".join(parts[:cut]))
+        except ImportError:
+            continue
+        for part in parts[cut:]:
+            value = getattr(value, part)
+        return value
+    # builtins such as getattr have no dotted name
+    return getattr(importlib.import_module("builtins"), name)

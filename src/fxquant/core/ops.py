@@ -1,0 +1,537 @@
+"""The one table of ops: every spelling of an op leads to one kind with one role.
+
+A row lists the module classes, functions, methods and ATen packets that spell a kind, which arguments are
+activations, and how the op behaves under quantization (its `Role`). An op that is not in the table is FLOAT and is
+never observed. Adding an op is one row here (and, if it is to run in int8, one kernel in an engine).
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+
+class Role(enum.Enum):
+    """What quantization does to an op."""
+
+    COMPUTE = "compute"  # carries the arithmetic: int8 kernels, usually weights
+    OWN_RANGE = "own_range"  # output has a range of its own
+    SHARE = "share"  # output lives on the input's grid
+    FIXED = "fixed"  # output range is known beforehand
+    FLOAT = "float"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Op:
+    """One row. `params` names the positional parameters of the functional spelling; `operands` are the positions of
+    the activations among them (a list-valued argument counts as all its elements). `inplace` maps the in-place
+    functions and methods to their twins. `channel_axis` is the output-channel axis of the weight. `unless` returns
+    the reason why a given node of this kind has to stay in float, or None.
+    """
+
+    kind: str
+    role: Role
+    modules: tuple[type[nn.Module], ...] = ()
+    functions: tuple[Callable[..., Any], ...] = ()
+    methods: tuple[str, ...] = ()
+    aten: tuple[str, ...] = ()
+    params: tuple[str, ...] = ("input",)
+    operands: tuple[int, ...] = (0,)
+    inplace: Mapping[Any, Any] | None = None
+    functional: Callable[..., Any] | None = None
+    weight: str | None = None
+    channel_axis: int = 0
+    range: tuple[float, float] | None = None
+    unless: Callable[[fx.Node], str | None] | None = None
+
+    @property
+    def has_weight(self) -> bool:
+        return self.weight is not None
+
+
+def argument(node: fx.Node, op: Op, index: int, default: Any = None) -> Any:
+    """The argument at a position of the functional spelling, given by position or by name."""
+    if index < len(node.args):
+        return node.args[index]
+    if index < len(op.params) and op.params[index] in node.kwargs:
+        return node.kwargs[op.params[index]]
+    if index == 0 and "self" in node.kwargs:
+        return node.kwargs["self"]
+    return default
+
+
+def activation_nodes(node: fx.Node, op: Op) -> list[fx.Node]:
+    """The nodes that feed the activation operands, in order, lists flattened; scalars are left out."""
+    found: list[fx.Node] = []
+    for index in op.operands:
+        value = argument(node, op, index)
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        found.extend(v for v in values if isinstance(v, fx.Node))
+    return found
+
+
+def _pad_reason(node: fx.Node) -> str | None:
+    mode = node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")
+    value = node.args[3] if len(node.args) > 3 else node.kwargs.get("value")
+    if isinstance(mode, (int, float)):  # ATen: constant_pad_nd(input, pad, value)
+        mode, value = "constant", mode
+    if mode == "constant" and value not in (None, 0, 0.0):
+        return f"pads with {value}, which need not be on the input's grid"
+    return None
+
+
+def _einsum_reason(node: fx.Node) -> str | None:
+    equation = node.args[0] if node.args else node.kwargs.get("equation")
+    if not isinstance(equation, str) or "->" not in equation or "." in equation:
+        return "einsum is not a plain product of two tensors"
+    inputs, output = equation.replace(" ", "").split("->")
+    terms = inputs.split(",")
+    if len(terms) != 2 or any(len(set(term)) != len(term) for term in (*terms, output)):
+        return "einsum is not a plain product of two tensors"
+    if not set(terms[0]) & set(terms[1]) - set(output):
+        return "einsum contracts no index, so it is not a product"
+    return None
+
+
+def _embedding_reason(node: fx.Node) -> str | None:
+    if node.kwargs.get("max_norm") is not None:
+        return "embedding with max_norm changes its own weight"
+    return None
+
+
+def _max_pool_reason(node: fx.Node) -> str | None:
+    if node.kwargs.get("return_indices"):
+        return "pooling returns indices"
+    return None
+
+
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_CONV_T = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+_BINARY = ("input", "other")
+
+
+def _compute() -> Iterable[Op]:
+    for dim, conv, conv_t, fn, fn_t in (
+        (1, nn.Conv1d, nn.ConvTranspose1d, F.conv1d, F.conv_transpose1d),
+        (2, nn.Conv2d, nn.ConvTranspose2d, F.conv2d, F.conv_transpose2d),
+        (3, nn.Conv3d, nn.ConvTranspose3d, F.conv3d, F.conv_transpose3d),
+    ):
+        yield Op(
+            kind=f"conv{dim}d",
+            role=Role.COMPUTE,
+            modules=(conv,),
+            functions=(fn, getattr(torch, f"conv{dim}d")),
+            aten=(f"conv{dim}d",),
+            params=_CONV,
+            functional=fn,
+            weight="weight",
+        )
+        yield Op(
+            kind=f"conv_transpose{dim}d",
+            role=Role.COMPUTE,
+            modules=(conv_t,),
+            functions=(fn_t, getattr(torch, f"conv_transpose{dim}d")),
+            aten=(f"conv_transpose{dim}d",),
+            params=_CONV_T,
+            functional=fn_t,
+            weight="weight",
+            channel_axis=1,
+        )
+    yield Op(
+        kind="linear",
+        role=Role.COMPUTE,
+        modules=(nn.Linear,),
+        functions=(F.linear,),
+        aten=("linear",),
+        params=("input", "weight", "bias"),
+        functional=F.linear,
+        weight="weight",
+    )
+    yield Op(
+        kind="embedding",
+        role=Role.COMPUTE,
+        modules=(nn.Embedding,),
+        functions=(F.embedding, torch.embedding),
+        aten=("embedding",),
+        params=("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+        operands=(),
+        functional=F.embedding,
+        weight="weight",
+        unless=_embedding_reason,
+    )
+    yield Op(
+        kind="matmul",
+        role=Role.COMPUTE,
+        functions=(torch.matmul, torch.bmm, torch.mm, operator.matmul),
+        methods=("matmul", "bmm", "mm", "__matmul__"),
+        aten=("matmul", "bmm", "mm"),
+        params=_BINARY,
+        operands=(0, 1),
+    )
+    yield Op(
+        kind="einsum",
+        role=Role.COMPUTE,
+        functions=(torch.einsum, torch.functional.einsum),
+        aten=("einsum",),
+        params=("equation", "operands", "operands"),
+        operands=(1, 2),
+        unless=_einsum_reason,
+    )
+    yield Op(
+        kind="attention",
+        role=Role.COMPUTE,
+        functions=(F.scaled_dot_product_attention,),
+        aten=("scaled_dot_product_attention",),
+        params=("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
+        operands=(0, 1, 2),
+    )
+
+
+def _own_range() -> Iterable[Op]:
+    yield Op(
+        kind="batch_norm",
+        role=Role.OWN_RANGE,
+        modules=(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+        functions=(F.batch_norm, torch.batch_norm),
+        aten=("batch_norm",),
+        params=("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    )
+    yield Op(
+        kind="layer_norm",
+        role=Role.OWN_RANGE,
+        modules=(nn.LayerNorm,),
+        functions=(F.layer_norm, torch.layer_norm),
+        aten=("layer_norm",),
+        params=("input", "normalized_shape", "weight", "bias", "eps"),
+    )
+    yield Op(
+        kind="group_norm",
+        role=Role.OWN_RANGE,
+        modules=(nn.GroupNorm,),
+        functions=(F.group_norm, torch.group_norm),
+        aten=("group_norm",),
+        params=("input", "num_groups", "weight", "bias", "eps"),
+    )
+    yield Op(
+        kind="instance_norm",
+        role=Role.OWN_RANGE,
+        modules=(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+        functions=(F.instance_norm, torch.instance_norm),
+        aten=("instance_norm",),
+    )
+    for kind, fns, dunder in (
+        ("add", (torch.add, operator.add), "add"),
+        ("sub", (torch.sub, torch.subtract, operator.sub), "sub"),
+        ("mul", (torch.mul, torch.multiply, operator.mul), "mul"),
+        ("div", (torch.div, torch.divide, torch.true_divide, operator.truediv), "truediv"),
+    ):
+        in_place = getattr(operator, f"i{dunder}")
+        yield Op(
+            kind=kind,
+            role=Role.OWN_RANGE,
+            functions=(*fns, in_place),
+            methods=(kind, f"{kind}_", f"__{dunder}__", f"__i{dunder}__", f"__r{dunder}__"),
+            aten=(kind, f"{kind}_"),
+            params=_BINARY,
+            operands=(0, 1),
+            inplace={in_place: fns[-1], f"{kind}_": kind, f"__i{dunder}__": f"__{dunder}__"},
+        )
+    yield Op(kind="mean", role=Role.OWN_RANGE, functions=(torch.mean,), methods=("mean",), aten=("mean",))
+    yield Op(kind="sum", role=Role.OWN_RANGE, functions=(torch.sum,), methods=("sum",), aten=("sum",))
+    yield Op(
+        kind="leaky_relu",
+        role=Role.OWN_RANGE,
+        modules=(nn.LeakyReLU,),
+        functions=(F.leaky_relu, F.leaky_relu_),
+        aten=("leaky_relu", "leaky_relu_"),
+        inplace={F.leaky_relu_: F.leaky_relu},
+    )
+    yield Op(
+        kind="prelu",
+        role=Role.OWN_RANGE,
+        modules=(nn.PReLU,),
+        functions=(F.prelu, torch.prelu),
+        methods=("prelu",),
+        aten=("prelu",),
+        params=("input", "weight"),
+    )
+    yield Op(
+        kind="elu",
+        role=Role.OWN_RANGE,
+        modules=(nn.ELU,),
+        functions=(F.elu, F.elu_),
+        aten=("elu", "elu_"),
+        inplace={F.elu_: F.elu},
+    )
+    yield Op(
+        kind="hardswish",
+        role=Role.OWN_RANGE,
+        modules=(nn.Hardswish,),
+        functions=(F.hardswish,),
+        aten=("hardswish", "hardswish_"),
+    )
+    yield Op(kind="silu", role=Role.OWN_RANGE, modules=(nn.SiLU,), functions=(F.silu,), aten=("silu", "silu_"))
+    yield Op(kind="mish", role=Role.OWN_RANGE, modules=(nn.Mish,), functions=(F.mish,), aten=("mish", "mish_"))
+    yield Op(kind="gelu", role=Role.OWN_RANGE, modules=(nn.GELU,), functions=(F.gelu,), aten=("gelu", "gelu_"))
+    yield Op(
+        kind="avg_pool",
+        role=Role.OWN_RANGE,
+        modules=(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+        functions=(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, torch.avg_pool1d),
+        aten=("avg_pool1d", "avg_pool2d", "avg_pool3d"),
+    )
+    yield Op(
+        kind="adaptive_avg_pool",
+        role=Role.OWN_RANGE,
+        modules=(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+        functions=(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, torch.adaptive_avg_pool1d),
+        aten=("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
+    )
+
+
+def _fixed() -> Iterable[Op]:
+    yield Op(
+        kind="sigmoid",
+        role=Role.FIXED,
+        modules=(nn.Sigmoid,),
+        functions=(torch.sigmoid, F.sigmoid, torch.sigmoid_, torch.special.expit),
+        methods=("sigmoid", "sigmoid_"),
+        aten=("sigmoid", "sigmoid_"),
+        inplace={torch.sigmoid_: torch.sigmoid, "sigmoid_": "sigmoid"},
+        range=(0.0, 1.0),
+    )
+    yield Op(
+        kind="hardsigmoid",
+        role=Role.FIXED,
+        modules=(nn.Hardsigmoid,),
+        functions=(F.hardsigmoid,),
+        aten=("hardsigmoid", "hardsigmoid_"),
+        range=(0.0, 1.0),
+    )
+    yield Op(
+        kind="tanh",
+        role=Role.FIXED,
+        modules=(nn.Tanh,),
+        functions=(torch.tanh, F.tanh, torch.tanh_),
+        methods=("tanh", "tanh_"),
+        aten=("tanh", "tanh_"),
+        inplace={torch.tanh_: torch.tanh, "tanh_": "tanh"},
+        range=(-1.0, 1.0),
+    )
+    # The input of a softmax is never quantized: it may carry an additive mask, and exp() amplifies rounding.
+    yield Op(
+        kind="softmax",
+        role=Role.FIXED,
+        modules=(nn.Softmax,),
+        functions=(F.softmax, torch.softmax),
+        methods=("softmax",),
+        aten=("softmax", "_softmax"),
+        operands=(),
+        range=(0.0, 1.0),
+    )
+
+
+def _share() -> Iterable[Op]:
+    yield Op(
+        kind="relu",
+        role=Role.SHARE,
+        modules=(nn.ReLU,),
+        functions=(F.relu, torch.relu, F.relu_, torch.relu_),
+        methods=("relu", "relu_"),
+        aten=("relu", "relu_"),
+        inplace={F.relu_: F.relu, torch.relu_: torch.relu, "relu_": "relu"},
+    )
+    yield Op(
+        kind="clamp",
+        role=Role.SHARE,
+        modules=(nn.ReLU6, nn.Hardtanh),
+        functions=(F.relu6, F.hardtanh, F.hardtanh_, torch.clamp, torch.clip, torch.clamp_),
+        methods=("clamp", "clip", "clamp_", "clip_", "clamp_min", "clamp_max", "clamp_min_", "clamp_max_"),
+        aten=(
+            *("hardtanh", "hardtanh_", "relu6", "relu6_", "clamp", "clamp_", "clip", "clip_"),
+            *("clamp_min", "clamp_max", "clamp_min_", "clamp_max_"),
+        ),
+        inplace={
+            F.hardtanh_: F.hardtanh,
+            torch.clamp_: torch.clamp,
+            "clamp_": "clamp",
+            "clip_": "clip",
+            "clamp_min_": "clamp_min",
+            "clamp_max_": "clamp_max",
+        },
+    )
+    yield Op(
+        kind="max_pool",
+        role=Role.SHARE,
+        modules=(
+            *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
+            *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+        ),
+        functions=(
+            *(F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d),
+            *(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d),
+        ),
+        aten=("max_pool1d", "max_pool2d", "max_pool3d"),
+        unless=_max_pool_reason,
+    )
+    yield Op(
+        kind="interpolate",
+        role=Role.SHARE,
+        modules=(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d),
+        functions=(F.interpolate, F.upsample),
+        aten=(
+            *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+            *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+            *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+        ),
+    )
+    yield Op(
+        kind="cat",
+        role=Role.SHARE,
+        functions=(torch.cat, torch.concat, torch.concatenate),
+        aten=("cat", "concat", "concatenate"),
+        params=("tensors", "dim"),
+    )
+    yield Op(kind="stack", role=Role.SHARE, functions=(torch.stack,), aten=("stack",), params=("tensors", "dim"))
+    yield Op(
+        kind="pad",
+        role=Role.SHARE,
+        modules=(
+            *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d),
+            *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d),
+            *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
+        ),
+        functions=(F.pad,),
+        aten=("pad", "constant_pad_nd"),
+        params=("input", "pad", "mode", "value"),
+        unless=_pad_reason,
+    )
+    yield Op(
+        kind="pixel_shuffle",
+        role=Role.SHARE,
+        modules=(nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
+        functions=(
+            *(F.pixel_shuffle, F.pixel_unshuffle, torch.pixel_shuffle, torch.pixel_unshuffle),
+            *(torch.channel_shuffle, F.channel_shuffle),
+        ),
+        aten=("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
+    )
+    yield Op(
+        kind="reshape",
+        role=Role.SHARE,
+        modules=(nn.Flatten, nn.Unflatten),
+        functions=(torch.reshape, torch.flatten, torch.unflatten),
+        methods=("reshape", "view", "flatten", "unflatten", "reshape_as", "view_as"),
+        aten=("reshape", "view", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as"),
+    )
+    yield Op(
+        kind="permute",
+        role=Role.SHARE,
+        functions=(torch.permute, torch.transpose, torch.swapaxes, torch.t, torch.movedim),
+        methods=("permute", "transpose", "swapaxes", "t", "movedim"),
+        aten=("permute", "transpose", "swapaxes", "t", "movedim", "numpy_T"),
+    )
+    yield Op(
+        kind="squeeze",
+        role=Role.SHARE,
+        functions=(torch.squeeze, torch.unsqueeze),
+        methods=("squeeze", "unsqueeze", "squeeze_", "unsqueeze_"),
+        aten=("squeeze", "unsqueeze", "squeeze_", "unsqueeze_"),
+        inplace={"squeeze_": "squeeze", "unsqueeze_": "unsqueeze"},
+    )
+    yield Op(
+        kind="slice",
+        role=Role.SHARE,
+        functions=(operator.getitem, torch.select, torch.narrow),
+        methods=("__getitem__", "select", "narrow"),
+        aten=("slice", "select", "narrow"),
+    )
+    yield Op(
+        kind="split",
+        role=Role.SHARE,
+        functions=(torch.split, torch.chunk, torch.unbind, torch.tensor_split),
+        methods=("split", "chunk", "unbind", "tensor_split"),
+        aten=("split", "split_with_sizes", "chunk", "unbind", "tensor_split"),
+    )
+    yield Op(
+        kind="expand",
+        role=Role.SHARE,
+        functions=(torch.tile, torch.roll, torch.flip),
+        methods=("expand", "repeat", "expand_as", "tile", "roll", "flip"),
+        aten=("expand", "repeat", "expand_as", "tile", "roll", "flip"),
+    )
+    yield Op(
+        kind="identity",
+        role=Role.SHARE,
+        functions=(torch.clone, torch.detach),
+        methods=("contiguous", "clone", "detach"),
+        modules=(nn.Identity,),
+        aten=("contiguous", "clone", "detach", "alias", "lift_fresh_copy"),
+    )
+    yield Op(
+        kind="dropout",
+        role=Role.SHARE,
+        modules=(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+        functions=(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.dropout_),
+        aten=("dropout", "dropout_", "feature_dropout", "feature_dropout_"),
+        params=("input", "p", "training", "inplace"),
+        inplace={torch.dropout_: torch.dropout},
+    )
+
+
+class OpTable:
+    """The rows with their lookup. Extend by `OpTable((*OPS.rows, Op(...)))`; a later row wins a spelling."""
+
+    def __init__(self, rows: Iterable[Op]) -> None:
+        self.rows = tuple(rows)
+        self.by_kind: dict[str, Op] = {}
+        self._by_target: dict[Any, Op] = {}
+        self._by_aten: dict[str, Op] = {}
+        self._in_place: dict[Any, Any] = {}
+        for row in self.rows:
+            self.by_kind[row.kind] = row
+            self._by_target.update(dict.fromkeys((*row.modules, *row.functions, *row.methods), row))
+            self._by_aten.update(dict.fromkeys(row.aten, row))
+            self._in_place.update(row.inplace or {})
+
+    def of(self, spelling: object) -> Op | None:
+        """The row of a module class, function, method name or ATen overload."""
+        if isinstance(spelling, torch._ops.OpOverload):
+            spelling = spelling.overloadpacket
+        if isinstance(spelling, torch._ops.OpOverloadPacket):
+            namespace, _, name = spelling._qualified_op_name.partition("::")
+            return self._by_aten.get(name) if namespace == "aten" else None
+        if isinstance(spelling, type) and issubclass(spelling, nn.Module):
+            return next((self._by_target[cls] for cls in spelling.__mro__ if cls in self._by_target), None)
+        try:
+            return self._by_target.get(spelling)
+        except TypeError:  # an unhashable callable is no op of ours
+            return None
+
+    def of_node(self, node: fx.Node, root: nn.Module) -> Op | None:
+        """The row of a graph node."""
+        if node.op == "call_module":
+            return self.of(type(root.get_submodule(str(node.target))))
+        if node.op in ("call_function", "call_method"):
+            return self.of(node.target)
+        return None
+
+    def out_of_place(self, target: Any) -> Any | None:
+        """The twin of an in-place function, method or ATen overload; None if `target` is not in-place."""
+        if isinstance(target, torch._ops.OpOverload):
+            name = target.overloadpacket.__name__
+            if not name.endswith("_") or name.startswith("__"):
+                return None
+            twin = getattr(torch.ops.aten, name[:-1], None)
+            return getattr(twin, target._overloadname, None) if twin is not None else None
+        return self._in_place.get(target)
+
+
+OPS = OpTable((*_compute(), *_own_range(), *_fixed(), *_share()))

@@ -1,0 +1,48 @@
+"""What annotate decides for a node, as plain values in `node.meta["note"]` and `node.meta["decision"]`.
+
+Quantizers are named by string ids; the region holds the spec of each (`RegionState.quantizers`). Nodes with the same
+`group` form one kernel: only the inputs and the final output of the group are quantized.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import fx
+
+from fxquant.core.spec import Spec
+
+Status = Literal["int8", "dynamic", "weight_only", "float"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """How a node is quantized. `inputs[i]` is the quantizer of the i-th activation operand, or None for float."""
+
+    inputs: tuple[str | None, ...] = ()
+    output: str | None = None
+    weight: Spec | None = None
+    bias: Spec | None = None
+    group: str | None = None
+    observe_output: bool = True  # False where the output lies on the input's grid anyway
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What was decided for a node, and why. `rule` is the configuration rule that won."""
+
+    kind: str
+    status: Status
+    reason: str
+    rule: str = ""
+
+
+def note_of(node: fx.Node) -> Note | None:
+    note = node.meta.get("note")
+    return note if isinstance(note, Note) else None
+
+
+def decision_of(node: fx.Node) -> Decision | None:
+    decision = node.meta.get("decision")
+    return decision if isinstance(decision, Decision) else None

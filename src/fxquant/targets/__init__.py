@@ -1,0 +1,18 @@
+"""Hardware targets: data only. `by_name` finds one; `x86` is the default."""
+
+from __future__ import annotations
+
+from fxquant.core.target import Target
+from fxquant.errors import ConfigError
+from fxquant.targets.x86 import x86
+
+NAMES = ("x86", "fbgemm", "qnnpack", "onednn")
+
+
+def by_name(target: str | Target | None) -> Target:
+    """A target from its name, itself, or None for the machine's own."""
+    if isinstance(target, Target):
+        return target
+    if target is None or target in NAMES:
+        return x86()
+    raise ConfigError(f"target {target!r} is unknown. Known: {', '.join(NAMES)}; or give a fxquant.Target.")

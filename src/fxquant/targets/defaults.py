@@ -1,0 +1,31 @@
+"""The qconfigs and mappings that users reach for by name."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fxquant.core.mapping import QConfigMapping
+from fxquant.core.qconfig import QConfig
+from fxquant.core.spec import Spec
+from fxquant.targets import by_name
+
+Mode = Literal["static", "dynamic", "weight_only"]
+
+_WEIGHT = Spec(granularity="per_channel", observer="minmax")
+
+default_qconfig = QConfig(activation=Spec(signed=False, symmetric=False), weight=_WEIGHT)
+default_dynamic_qconfig = QConfig(
+    activation=Spec(signed=False, symmetric=False, dynamic=True, observer="minmax"), weight=_WEIGHT
+)
+weight_only_qconfig = QConfig(weight=_WEIGHT)
+int4_weight_only_qconfig = QConfig(weight=Spec(bits=4, granularity="per_group", group_size=32, observer="histogram"))
+
+
+def get_default_qconfig(backend: str = "x86") -> QConfig:
+    """The post-training static qconfig for a backend: "x86", "fbgemm", "qnnpack" or "onednn"."""
+    return by_name(backend).qconfig
+
+
+def get_default_qconfig_mapping(backend: str = "x86") -> QConfigMapping:
+    """A mapping that quantizes everything the target runs in int8."""
+    return QConfigMapping().set_global(get_default_qconfig(backend))
