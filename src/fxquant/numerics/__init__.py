@@ -1,0 +1,1 @@
+"""Quantization on tensors and modules: affine maps, weights, observers, fake quantization. No graphs here."""
