@@ -1,0 +1,76 @@
+"""Which nodes may share memory: views, slices and pass-through ops, told from ATen's own schemas.
+
+Two nodes are in one alias set if a chain of possible views joins them. What is not known counts as a view.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxquant.core.ops import OpTable
+
+# kinds of the op table that may return their input or a view of it
+_VIEWS = frozenset({"reshape", "permute", "squeeze", "slice", "split", "expand", "identity", "dropout"})
+
+
+def _schema_aliases(name: str) -> bool | None:
+    """Whether an ATen op of this name returns a view; None if there is no such op."""
+    packet = getattr(torch.ops.aten, name.rstrip("_"), None)
+    if packet is None:
+        return None
+    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    return any(r.alias_info is not None and not r.alias_info.is_write for o in overloads for r in o._schema.returns)
+
+
+def may_alias_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
+    """Whether a node's result may share memory with one of its inputs."""
+    op = ops.of_node(node, root)
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        if op is not None:
+            return op.kind in _VIEWS or bool(getattr(module, "inplace", False))
+        return not type(module).__module__.startswith("torch.nn") or bool(getattr(module, "inplace", False))
+    if op is not None and op.kind in ("dropout", "identity"):
+        return True
+    name = str(getattr(node.target, "__name__", node.target)).split(".")[0]
+    if node.target in (operator.getitem, getattr):
+        return True
+    known = _schema_aliases(name.strip("_") if name.startswith("__") else name)
+    if known is None:
+        return op is None or op.kind in _VIEWS
+    return known
+
+
+class AliasSets:
+    """Union of nodes that may share memory."""
+
+    def __init__(self, graph: fx.Graph, root: nn.Module, ops: OpTable, mutates: dict[fx.Node, fx.Node]) -> None:
+        self._parent: dict[fx.Node, fx.Node] = {}
+        by_attribute: dict[Any, fx.Node] = {}
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                self._join(node, by_attribute.setdefault(node.target, node))
+            if node.op in ("placeholder", "get_attr", "output"):
+                continue
+            if node in mutates:
+                self._join(node, mutates[node])  # an in-place op returns what it mutates
+            elif may_alias_input(node, root, ops):
+                for source in node.all_input_nodes:
+                    self._join(node, source)
+
+    def _find(self, node: fx.Node) -> fx.Node:
+        while (parent := self._parent.get(node, node)) is not node:
+            node = parent
+        return node
+
+    def _join(self, one: fx.Node, other: fx.Node) -> None:
+        self._parent[self._find(one)] = self._find(other)
+
+    def of(self, node: fx.Node) -> list[fx.Node]:
+        """All nodes in the alias set of a node, in graph order."""
+        root = self._find(node)
+        return [other for other in node.graph.nodes if self._find(other) is root]

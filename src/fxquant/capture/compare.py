@@ -1,0 +1,82 @@
+"""Run a model without a trace, and compare outputs.
+
+Running a model may change its buffers (batch norm, counters), the random state and its inputs; `run` undoes all that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+from torch.utils import _pytree as pytree
+
+# the containers in which fx.Interpreter returns lists and dicts
+_IMMUTABLE: Mapping[type, type] = {immutable_list: list, immutable_dict: dict}
+
+
+@contextlib.contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Put back buffers and the random state at the end."""
+    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not buffer.is_meta]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in saved:  # batch norm does not raise the version of its buffers: compare values
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+
+def run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The model's outputs on copies of the inputs, from a fixed seed."""
+    with untouched(model):
+        return model(*copy_inputs(args), **copy_inputs(dict(kwargs)))
+
+
+def copy_inputs(value: Any) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def difference(ours: Any, theirs: Any, name: str = "output") -> str | None:
+    """What differs between two outputs, or None; containers are compared item by item."""
+    if _IMMUTABLE.get(type(ours), type(ours)) is not type(theirs):
+        return f"{name} is a {type(ours).__name__} instead of a {type(theirs).__name__}"
+    if isinstance(theirs, torch.Tensor):
+        return _tensor_difference(ours, theirs, name)
+    if isinstance(theirs, Mapping):
+        if list(ours) != list(theirs):
+            return f"{name} has the keys {list(ours)} instead of {list(theirs)}"
+        pairs = [(f"{name}[{key!r}]", ours[key], theirs[key]) for key in theirs]
+    elif isinstance(theirs, (list, tuple)):
+        if len(ours) != len(theirs):
+            return f"{name} has {len(ours)} items instead of {len(theirs)}"
+        pairs = [(f"{name}[{i}]", a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
+    elif dataclasses.is_dataclass(theirs):
+        fields = [field.name for field in dataclasses.fields(theirs)]
+        pairs = [(f"{name}.{f}", getattr(ours, f), getattr(theirs, f)) for f in fields]
+    else:
+        plain = isinstance(theirs, (bool, int, float, str, type(None)))
+        return f"{name} is {ours!r} instead of {theirs!r}" if plain and ours != theirs else None
+    return next((found for label, a, b in pairs if (found := difference(a, b, label))), None)
+
+
+def _tensor_difference(ours: torch.Tensor, theirs: torch.Tensor, name: str) -> str | None:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return f"{name} is {ours.dtype} {tuple(ours.shape)} instead of {theirs.dtype} {tuple(theirs.shape)}"
+    if torch.equal(ours, theirs) or theirs.numel() == 0:
+        return None
+    if not theirs.is_floating_point():
+        return None if theirs.is_complex() and torch.allclose(ours, theirs, equal_nan=True) else f"{name} differs"
+    finite = theirs[theirs.isfinite()].abs()
+    # kernels may round differently by memory format, so a few steps of the dtype, relative to the largest value
+    tolerance = 64 * torch.finfo(theirs.dtype).eps * (float(finite.max()) if finite.numel() else 1.0)
+    if torch.allclose(ours, theirs, rtol=0.0, atol=tolerance, equal_nan=True):
+        return None
+    return f"{name} differs by up to {float((ours - theirs).abs().nan_to_num(float('inf')).max()):.3g}"

@@ -1,0 +1,265 @@
+"""Capture by torch.export: its ATen graph, put back over the user's own module tree and signature.
+
+Comes in: a clone of the user's tree and the example's slots. Goes out: a graph whose parameters and buffers are
+`get_attr` nodes at their paths, with the user's parameters as placeholders and the user's containers around the
+outputs. All sizes are dynamic that export can keep so; what it took for granted becomes a check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import operator
+import warnings
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from fxquant.capture.guards import check_sizes, pack
+from fxquant.capture.inputs import Slot, add_placeholders, as_call, signature_of
+from fxquant.capture.origin import locate, reason, set_origin
+from fxquant.capture.sizes import conditions
+from fxquant.core.graph import TensorInfo, free_path, get_attr
+from fxquant.errors import CaptureError
+
+_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """A graph, and the node that checks sizes, if there is one."""
+
+    graph: fx.Graph
+    sizes: fx.Node | None
+    batched: tuple[int, ...]  # which tensors of the example have the batch as their first size
+
+
+def export(tree: nn.Module, slots: tuple[Slot, ...]) -> Exported:
+    """Export the tree; raise a `CaptureError` that names the user's line if that cannot be done."""
+    values = {slot.name: slot.value for slot in slots}
+    attempts = [(_double_batch(values), True), (values, True), (values, False)]
+    errors: list[Exception] = []
+    for example, dynamic in attempts:
+        if example is None:
+            continue
+        try:
+            program = _run_export(tree, slots, example, dynamic)
+            return _Builder(tree, program, slots).build()
+        except CaptureError:
+            raise
+        except Exception as error:
+            errors.append(error)
+    raise CaptureError(_explain(errors[-1], tree)) from errors[-1]
+
+
+def _double_batch(values: dict[str, Any]) -> dict[str, Any] | None:
+    """The example with a batch of 2 in place of 1, since export fixes sizes of 1; None if that does not apply."""
+    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    if not tensors or tensors[0].dim() == 0 or tensors[0].shape[0] != 1:
+        return None
+
+    def double(leaf: Any) -> Any:
+        single = isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == 1
+        return torch.cat([leaf, leaf]) if single else leaf
+
+    return cast(dict[str, Any], pytree.tree_map(double, values))
+
+
+def _run_export(tree: nn.Module, slots: tuple[Slot, ...], values: dict[str, Any], dynamic: bool) -> ExportedProgram:
+    args, kwargs = as_call(slots, values)
+    shapes = None
+    if dynamic:
+        named = dict(signature_of(tree).bind(*args, **kwargs).arguments)
+        shapes = pytree.tree_map(_free_dims, named)
+    with warnings.catch_warnings(), _quiet(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        return torch.export.export(tree, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def _free_dims(leaf: Any) -> Any:
+    """All sizes, but only the batch of images and volumes: arithmetic on their sizes can take export minutes."""
+    if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
+        return None
+    free = 1 if leaf.is_floating_point() and leaf.dim() >= 4 else leaf.dim()
+    return tuple(Dim.AUTO if dim < free else Dim.STATIC for dim in range(leaf.dim()))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _explain(error: Exception, tree: nn.Module) -> str:
+    where, path = locate(error, tree)
+    return (
+        f"torch.export: {reason(error)} At {where or 'an unknown place'}. What to do: rewrite that line so that it "
+        "does not depend on a tensor's values (torch.where for a branch)"
+        + (f", or mark module {path!r} as non-traceable and use method='symbolic'." if path else ".")
+    )
+
+
+class _UnknownContainer(Exception):
+    pass
+
+
+class _Builder:
+    """Copies an exported graph into a plain one, node by node."""
+
+    def __init__(self, tree: nn.Module, program: ExportedProgram, slots: tuple[Slot, ...]) -> None:
+        self.tree, self.program, self.slots = tree, program, slots
+        self.graph = fx.Graph()
+        self.env: dict[fx.Node, Any] = {}
+        # tied tensors go by their first name, as they do in a symbolic trace
+        tensors = (*tree.named_parameters(), *tree.named_buffers())
+        self.first_name = {id(tensor): name for name, tensor in tensors}
+
+    def build(self) -> Exported:
+        values = add_placeholders(self._create, self.slots)
+        args, kwargs = as_call(self.slots, values)
+        inputs = pytree.tree_leaves((args, kwargs))
+        placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
+        specs = self.program.graph_signature.input_specs
+        users = [node for node, spec in zip(placeholders, specs, strict=True) if spec.kind is InputKind.USER_INPUT]
+        for node, value in zip(users, inputs, strict=True):
+            self.env[node] = value
+        sizes, batched = self._check_sizes(users, inputs)
+        for node, spec in zip(placeholders, specs, strict=True):
+            if spec.kind is not InputKind.USER_INPUT:
+                self.env[node] = self._state(node, str(spec.target))
+        outputs = self._copy(self.program.graph, self.program.graph_module)
+        out_spec = self.program.call_spec.out_spec
+        assert out_spec is not None
+        self.graph.output(self._outputs(outputs, out_spec))
+        for node in self.graph.nodes:
+            if "scope" not in node.meta:
+                set_origin(node, self.tree)
+        return Exported(graph=self.graph, sizes=sizes, batched=batched)
+
+    def _create(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        return self.graph.create_node(op, target, args, kwargs)
+
+    def _check_sizes(self, users: list[fx.Node], inputs: list[Any]) -> tuple[fx.Node | None, tuple[int, ...]]:
+        pairs = [(node, value) for node, value in zip(users, inputs, strict=True) if isinstance(value, fx.Node)]
+        vals = [node.meta["val"] for node, _ in pairs]
+        args, kwargs = as_call(self.slots, {slot.name: slot.value for slot in self.slots})
+        arguments = dict(signature_of(self.tree).bind(*args, **kwargs).arguments)
+        found = conditions(self.program, arguments, vals)
+        if found is None:
+            found = [f"s[{i}][{d}] == {_hint(n)}" for i, val in enumerate(vals) for d, n in enumerate(val.shape)]
+        first = vals[0].shape[0] if vals and vals[0].dim() else None
+        batched = tuple(
+            i for i, val in enumerate(vals) if isinstance(first, torch.SymInt) and val.dim() and val.shape[0] == first
+        )
+        if not found:
+            return None, batched
+        names = tuple(str(value.target if value.op == "placeholder" else value.name) for _, value in pairs)
+        tensors = tuple(value for _, value in pairs)
+        return self.graph.call_function(check_sizes, (tensors, names, tuple(found))), batched
+
+    def _state(self, node: fx.Node, path: str) -> fx.Node:
+        """A parameter, buffer or constant as a get_attr node."""
+        try:
+            path = self.first_name.get(id(get_attr(self.tree, path)), path)
+        except AttributeError:
+            constant = self.program.constants[path]
+            path = free_path(self.tree, path.replace(".", "_"))
+            if isinstance(constant, torch.Tensor):
+                self.tree.register_buffer(path, constant.detach())
+            else:
+                setattr(self.tree, path, constant)
+        created = self.graph.get_attr(path)
+        created.meta["tensor"] = _info(node.meta.get("val"))
+        return created
+
+    def _copy(self, graph: fx.Graph, owner: nn.Module) -> tuple[Any, ...]:
+        """Copy a graph whose placeholders are in `env`; returns its outputs."""
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                continue
+            if node.op == "output":
+                return tuple(map_arg(node.args[0], self.env.__getitem__))
+            self.env[node] = self._copy_node(node, owner)
+        return ()
+
+    def _copy_node(self, node: fx.Node, owner: nn.Module) -> Any:
+        if node.op == "get_attr":
+            return getattr(owner, str(node.target))  # a subgraph of one of the wrappers below
+        if node.target in (_GRAD, _AUTOCAST):
+            return self._inline(node)
+        source = self.env.get(cast(fx.Node, node.args[0])) if node.target is operator.getitem else None
+        if isinstance(source, tuple):
+            return source[cast(int, node.args[1])]
+        args, kwargs = map_arg((node.args, node.kwargs), self._copied)
+        created = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+        created.meta.update(node.meta)
+        created.meta["tensor"] = _info(node.meta.get("val"))
+        set_origin(created, self.tree)
+        return created
+
+    def _copied(self, node: fx.Node) -> Any:
+        value = self.env[node]
+        if isinstance(value, nn.Module):
+            raise CaptureError(
+                f"torch.export: the model uses {node.name}, a subgraph (torch.cond, torch.while_loop, ...), which "
+                "cannot be quantized. Mark the module that holds it as non-traceable and use method='symbolic'."
+            )
+        return value
+
+    def _inline(self, node: fx.Node) -> tuple[Any, ...]:
+        """`with torch.no_grad()` and disabled autocast come as subgraphs; put their nodes where they are called."""
+        at = 1 if node.target is _GRAD else 4
+        if node.target is _AUTOCAST and node.args[2]:
+            raise CaptureError("torch.export: the model uses torch.autocast. Take it out, or use method='symbolic'.")
+        subgraph = self.env[cast(fx.Node, node.args[at])]
+        names = [inner for inner in subgraph.graph.nodes if inner.op == "placeholder"]
+        for inner, outer in zip(names, node.args[at + 1 :], strict=True):
+            self.env[inner] = map_arg(outer, self.env.__getitem__)
+        return self._copy(subgraph.graph, subgraph)
+
+    def _outputs(self, outputs: tuple[Any, ...], spec: pytree.TreeSpec) -> Any:
+        try:
+            return self._rebuild(pytree.tree_unflatten(list(outputs), spec))
+        except _UnknownContainer:
+            return self.graph.call_function(pack, (list(outputs), pytree.treespec_dumps(spec)))
+
+    def _rebuild(self, value: Any) -> Any:
+        """The user's containers around output nodes, in terms that a graph can hold."""
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            kwargs = {name: self._rebuild(item) for name, item in fields.items() if item is not None}
+            return self.graph.call_function(type(value), (), kwargs)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self._rebuild(item) for item in value))
+        if type(value) in (list, tuple):
+            return type(value)(self._rebuild(item) for item in value)
+        if type(value) is dict:
+            return {key: self._rebuild(item) for key, item in value.items()}
+        if value is None or isinstance(value, (fx.Node, bool, int, float, str)):
+            return value
+        raise _UnknownContainer
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _info(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return TensorInfo(dtype=value.dtype, shape=tuple(_hint(size) for size in value.shape))
+    if isinstance(value, (list, tuple)):
+        return tuple(_info(item) for item in value)
+    return None

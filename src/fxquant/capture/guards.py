@@ -1,0 +1,143 @@
+"""What a captured graph runs besides the model's own ops: checks of its inputs, and mutation that stays in the graph.
+
+A capture fixes what the example showed: values of arguments that are not tensors, the structure of containers, and
+(with torch.export) some sizes. A call that differs raises an `InputError`, since the graph would answer wrongly.
+The checks are nodes without users; `has_side_effect` is torch's own way to keep those from dead-code elimination.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import re
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.fx.node import has_side_effect
+from torch.utils import _pytree as pytree
+
+from fxquant.errors import FxQuantError
+
+
+class InputError(FxQuantError, ValueError):
+    """A captured model was called with inputs that its graph does not cover."""
+
+
+@has_side_effect
+def check_fixed(value: Any, name: str, fixed: Any) -> None:
+    """Raise unless an argument has the value it had in the capture."""
+    if isinstance(value, torch.Tensor) or type(value) is not type(fixed) or value != fixed:
+        given = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
+        raise InputError(
+            f"argument {name!r} was {fixed!r} when the model was captured, now it is {given}; the graph holds for "
+            f"{fixed!r} only. Capture the model again with example inputs that give {name!r} this value."
+        )
+
+
+@has_side_effect
+def check_given(value: Any, name: str) -> None:
+    """Raise if an argument that was a tensor in the capture is left out."""
+    if not isinstance(value, torch.Tensor):
+        raise InputError(
+            f"argument {name!r} was a tensor when the model was captured, now it is {value!r}. Pass a tensor, or "
+            f"capture the model again with example inputs that leave {name!r} out."
+        )
+
+
+def unpack(value: Any, name: str, structure: str) -> list[Any]:
+    """The leaves of a container argument, which must have the structure it had in the capture."""
+    spec = _load_structure(structure)
+    try:
+        return spec.flatten_up_to(value)
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"argument {name!r} has another structure than when the model was captured: {error}. Pass the same "
+            "containers, lengths and keys, or capture the model again with such example inputs."
+        ) from error
+
+
+def pack(leaves: list[Any], structure: str) -> Any:
+    """The inverse of `unpack`, for outputs in containers that are neither tuples, lists, dicts nor dataclasses."""
+    return pytree.tree_unflatten(leaves, _load_structure(structure))
+
+
+@functools.lru_cache(maxsize=256)
+def _load_structure(structure: str) -> pytree.TreeSpec:
+    return pytree.treespec_loads(structure)
+
+
+@has_side_effect
+def check_sizes(tensors: tuple[torch.Tensor, ...], names: tuple[str, ...], conditions: tuple[str, ...]) -> None:
+    """Raise unless the sizes satisfy the conditions, which are Python expressions over `s[tensor][dim]`."""
+    sizes = [t.shape if isinstance(t, torch.Tensor) else () for t in tensors]
+    try:
+        if eval(_compile(" and ".join(f"({c})" for c in conditions)), _NAMES, {"s": sizes}):
+            return
+    except IndexError:  # a tensor with fewer dimensions than the example
+        pass
+    failed = [text for text in conditions if not _holds(text, sizes)]
+    shown = ", ".join(f"{name} {tuple(size)}" for name, size in zip(names, sizes, strict=True))
+    wanted = "; ".join(_readable(text, names) for text in failed)
+    raise InputError(
+        f"the captured graph does not hold for inputs of size {shown}: it needs {wanted}. "
+        "Capture the model again with example inputs of this size, or with method='symbolic'."
+    )
+
+
+def _holds(condition: str, sizes: list[Any]) -> bool:
+    try:
+        return bool(eval(_compile(condition), _NAMES, {"s": sizes}))
+    except IndexError:
+        return False
+
+
+def holds(condition: str, tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether a condition of `check_sizes` is true for these tensors."""
+    return _holds(condition, [t.shape for t in tensors])
+
+
+def is_condition(text: str) -> bool:
+    """Whether `check_sizes` can check it."""
+    try:
+        _compile(text)
+    except InputError:
+        return False
+    return True
+
+
+def _readable(condition: str, names: tuple[str, ...]) -> str:
+    return re.sub(r"s\[(\d+)\]\[(\d+)\]", lambda m: f"{names[int(m[1])]}.size({m[2]})", condition)
+
+
+_NAMES: dict[str, Any] = {
+    "__builtins__": {},
+    "max": max,
+    "min": min,
+    "abs": abs,
+    "ceil": math.ceil,
+    "floor": math.floor,
+}
+_ALLOWED = (
+    *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.BinOp),
+    *(ast.operator, ast.cmpop, ast.Constant, ast.Subscript, ast.Name, ast.Load, ast.Call),
+)
+
+
+@functools.lru_cache(maxsize=1024)
+def _compile(condition: str) -> CodeType:
+    """Arithmetic on sizes and nothing else, so that a stored model cannot smuggle in code."""
+    tree = ast.parse(condition, mode="eval")
+    for node in ast.walk(tree):
+        if not isinstance(node, _ALLOWED) or (isinstance(node, ast.Name) and node.id not in ("s", *_NAMES)):
+            raise InputError(f"{condition!r} is no condition on sizes: {ast.dump(node)[:80]}. Capture the model again.")
+    return compile(tree, "<sizes>", "eval")
+
+
+@has_side_effect
+def apply_in_place(tensor: torch.Tensor, method: str, *args: Any, **kwargs: Any) -> Any:
+    """Call an in-place method. fx takes `call_method` nodes for pure, so one without users would be dropped."""
+    call: Callable[..., Any] = getattr(tensor, method)
+    return call(*args, **kwargs)

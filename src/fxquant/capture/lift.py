@@ -1,0 +1,276 @@
+"""Calls of ops on parameters become `call_module` of the stock torch.nn class.
+
+    conv2d(x, get_attr "block.conv.weight", None, [2, 2])     ->     call_module "block.conv"  (nn.Conv2d, stride 2)
+
+The path is that of the module whose code makes the call (`meta["scope"]`), not of the weight: tied weights have
+several. Modules of the matching class, subclasses, and modules that own just those tensors are replaced in place, so
+state_dict keys stay. A bare parameter `block.w1` becomes a module at `block.w1`. What cannot be said as a stock module
+stays a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxquant.capture.origin import class_name
+from fxquant.capture.stock import RECIPES, TENSORS, Stock, build, read_call
+from fxquant.core.graph import Region, TensorInfo, free_path, get_attr, scope_path, set_submodule
+from fxquant.core.ops import OPS, OpTable
+
+_ADDMM = (torch.addmm, torch.ops.aten.addmm.default)
+
+
+def lift(region: Region, ops: OpTable = OPS) -> Region:
+    """Lift every call that can be lifted."""
+    lifter = _Lifter(region)
+    for node in list(region.graph.nodes):
+        if node.op not in ("call_function", "call_method"):
+            continue
+        op = ops.of(node.target)
+        if node.target in _ADDMM:
+            lifter.lift_addmm(node)
+        elif op is not None and op.kind == "dropout":
+            lifter.lift_dropout(node)
+        elif op is not None and op.kind in RECIPES:
+            lifter.lift(node, op.kind)
+    lifter.finish()
+    region.graph.lint()
+    region.recompile()
+    return region
+
+
+class _Lifter:
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.placed: dict[str, tuple[Stock, dict[str, Any]]] = {}  # path -> what was put there
+        self.moved: dict[str, str] = {}  # old path of a parameter -> new one
+        self.originals = dict(region.named_modules(remove_duplicate=False))
+
+    def lift(self, node: fx.Node, kind: str) -> None:
+        call = read_call(node)
+        if call is None:
+            return
+        owned = {name: call.get(name) for name in TENSORS if name in call}
+        tensors = self._tensors(owned)
+        if tensors is None or not isinstance(call.get("input"), fx.Node):
+            return
+        if any(isinstance(v, fx.Node) for k, v in call.items() if k not in ("input", "momentum", *TENSORS)):
+            return  # a setting that is only known at run time
+        info = call["input"].meta.get("tensor")
+        if kind in ("batch_norm", "instance_norm") or tensors.get("weight") is not None:
+            stock = RECIPES[kind](call, tensors, len(info.shape) if isinstance(info, TensorInfo) else None)
+        elif kind in ("layer_norm", "group_norm"):
+            stock = RECIPES[kind](call, tensors, None)
+        else:
+            return
+        if stock is not None:
+            self._place(node, call["input"], stock, tensors, kind)
+
+    def lift_addmm(self, node: fx.Node) -> None:
+        """addmm(bias, x, weight) with the weight as [in, out], as transformers' Conv1D spells a linear layer."""
+        call = read_call(node) or {}
+        bias, source, weight = (call.get(name) for name in ("input", "mat1", "mat2"))
+        tensors = self._tensors({"weight": weight, "bias": bias})
+        if tensors is None or tensors["weight"] is None or not isinstance(source, fx.Node):
+            return
+        scaled = call.get("beta", 1) != 1 or call.get("alpha", 1) != 1
+        if scaled or tensors["bias"] is None or tensors["bias"].dim() != 1 or self._uses(tensors["weight"]) != 1:
+            return
+        inputs, outputs = tensors["weight"].shape
+        settings = {"in_features": inputs, "out_features": outputs, "bias": True}
+        stock = Stock(cls=nn.Linear, settings=settings, tensors={"weight": weight, "bias": bias}, transposed=True)
+        self._place(node, source, stock, tensors, "linear")
+
+    def lift_dropout(self, node: fx.Node) -> None:
+        call = read_call(node)
+        if call is None or not isinstance(call["input"], fx.Node) or not isinstance(call["p"], (int, float)):
+            return
+        path = scope_path(node)
+        scope = self.originals.get(path)
+        if scope is None or scope.training is not bool(call["training"]):
+            return  # dropout that does not follow the module's mode, such as Monte Carlo dropout
+        name = str(getattr(node.target, "__name__", node.target)).removesuffix(".default").rstrip("_")
+        info = call["input"].meta.get("tensor")
+        dims = {"dropout1d": 1, "dropout2d": 2, "dropout3d": 3}.get(name)
+        if name.startswith("feature_dropout"):
+            ndim = len(info.shape) if isinstance(info, TensorInfo) else 4
+            dims = {3: 1, 4: 2, 5: 3}.get(ndim, 2)
+        cls = getattr(nn, f"Dropout{dims}d") if dims else nn.Dropout
+        if not (isinstance(scope, nn.modules.dropout._DropoutNd) and scope.p == call["p"]):
+            path = free_path(self.region, f"{path}.dropout" if path else "dropout")
+            module = cls(call["p"])
+            module.training = scope.training
+            set_submodule(self.region, path, module)
+        self._call(node, call["input"], path)
+
+    def _tensors(self, owned: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The tensors behind get_attr nodes; None if one is computed, or a weight is not a Parameter."""
+        found: dict[str, Any] = {}
+        for name, node in owned.items():
+            if node is None:
+                found[name] = None
+                continue
+            if not isinstance(node, fx.Node) or node.op != "get_attr" or node.meta.get("mutated"):
+                return None
+            value = get_attr(self.region, self.moved.get(str(node.target), str(node.target)))
+            if not isinstance(value, nn.Parameter if name in ("weight", "bias") else torch.Tensor):
+                return None
+            found[name] = value
+        return found
+
+    def _uses(self, tensor: torch.Tensor) -> int:
+        attributes = (n for n in self.region.graph.nodes if n.op == "get_attr")
+        calls = sum(len(n.users) for n in attributes if get_attr(self.region, str(n.target)) is tensor)
+        modules = {id(m) for m in self.region.modules() for t in m._parameters.values() if t is tensor}
+        return max(calls, len(modules))
+
+    def _place(self, node: fx.Node, source: fx.Node, stock: Stock, tensors: dict[str, Any], kind: str) -> None:
+        path = self._find_path(node, stock, tensors, kind)
+        if path is not None:
+            self._call(node, source, path)
+
+    def _find_path(self, node: fx.Node, stock: Stock, tensors: dict[str, Any], kind: str) -> str | None:
+        weight = stock.tensors.get("weight")
+        owner = str(weight.target).rpartition(".")[0] if weight is not None else None
+        for path in (scope_path(node), owner):
+            module = self.originals.get(path or "")
+            if not path or module is None:
+                continue
+            if isinstance(module, stock.cls) or (_is_norm(module) and _is_norm(stock.cls)):
+                if _owns(module, tensors):
+                    return self._put(path, stock, module, tensors)
+            elif path == owner and self._owns_nothing_else(module, tensors):
+                return self._put(path, stock, module, tensors)
+        if all(tensor is None for tensor in tensors.values()):
+            return None  # no state, and not the code of a stock module: a plain function
+        if stock.training is not None and not _follows(stock, self.originals[scope_path(node)], tensors):
+            return None
+        if weight is not None and self._is_bare(owner or "", str(weight.target)):
+            old = {name: str(n.target) for name, n in stock.tensors.items() if n is not None}
+            return self._put_at_parameter(str(weight.target), stock, tensors, old)
+        scope = scope_path(node)
+        return self._put(f"{scope}.{kind}" if scope else kind, stock, None, tensors)
+
+    def _owns_nothing_else(self, module: nn.Module, tensors: dict[str, Any]) -> bool:
+        state = {**module._parameters, **module._buffers}
+        return set(state) <= {*tensors, "num_batches_tracked"} and _owns(module, tensors)
+
+    def _is_bare(self, owner: str, path: str) -> bool:
+        """Whether a parameter belongs to a module of the user's, which can hold a module in its place."""
+        module = self.originals.get(owner)
+        return path not in self.moved and module is not None and OPS.of(type(module)) is None
+
+    def _put_at_parameter(self, path: str, stock: Stock, tensors: dict[str, Any], old: dict[str, str]) -> str | None:
+        set_submodule(self.region, path, build(stock, None, tensors))
+        self.placed[path] = (stock, tensors)
+        self._set_mode(path)
+        for name, previous in old.items():
+            parent, _, attribute = previous.rpartition(".")
+            module = self.region.get_submodule(parent)
+            if OPS.of(type(module)) is None and (attribute in module._parameters or attribute in module._buffers):
+                delattr(module, attribute)
+            if previous not in self.moved and OPS.of(type(module)) is None:
+                self.moved[previous] = f"{path}.{name}"
+        return path
+
+    def _set_mode(self, path: str) -> None:
+        parent = self.originals.get(path.rpartition(".")[0], self.region)
+        self.region.get_submodule(path).training = parent.training
+
+    def _put(self, path: str, stock: Stock, source: nn.Module | None, tensors: dict[str, Any]) -> str | None:
+        """Make sure that a stock module for this call is at `path`, or at a free path next to it."""
+        if stock.training is not None and source is not None and not _follows(stock, source, tensors):
+            return None
+        if source is not None and isinstance(source, _class(stock, source)):
+            stock = replace(stock, cls=_class(stock, source))
+        for candidate, (other, theirs) in self.placed.items():
+            if (candidate == path or candidate.startswith(f"{path}_")) and _same(stock, other, tensors, theirs):
+                return candidate
+        if path in self.placed or source is None:
+            path, source = free_path(self.region, path), None if path in self.placed else source
+        if stock.transposed:
+            weight = nn.Parameter(tensors["weight"].detach().t(), requires_grad=tensors["weight"].requires_grad)
+            module = build(stock, source, {**tensors, "weight": weight})
+        elif source is not None and type(source) is stock.cls and _has_settings(source, stock):
+            module = source
+        else:
+            module = build(stock, source, tensors)
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            hooks.clear()  # their ops are in the graph already
+        if module is not source:
+            for place in [p for p, m in self.originals.items() if m is source and source is not None] or [path]:
+                set_submodule(self.region, place, module)
+        if source is None:
+            self._set_mode(path)
+        self.placed[path] = (stock, tensors)
+        return path
+
+    def _call(self, node: fx.Node, source: fx.Node, path: str) -> None:
+        graph = node.graph
+        with graph.inserting_before(node):
+            call = graph.call_module(path, (source,))
+        call.meta = dict(node.meta)
+        scope = call.meta.get("scope", ())
+        if not scope or scope[-1][0] != path:
+            call.meta["scope"] = (*scope, (path, class_name(type(self.region.get_submodule(path)))))
+        node.replace_all_uses_with(call)
+        graph.erase_node(node)
+
+    def finish(self) -> None:
+        """Point what still reads a moved parameter to its new place; batch norms count their batches themselves."""
+        for node in list(self.region.graph.nodes):
+            if node.op == "get_attr" and not node.users:
+                self.region.graph.erase_node(node)
+            elif node.op == "get_attr" and str(node.target) in self.moved:
+                node.target = self.moved[str(node.target)]
+            elif node.op == "get_attr":
+                path, _, name = str(node.target).rpartition(".")
+                counters = [*node.users] if name == "num_batches_tracked" and path in self.placed else []
+                for user in reversed(counters):
+                    if not user.users:
+                        self.region.graph.erase_node(user)
+
+
+def _is_norm(module: Any) -> bool:
+    cls = module if isinstance(module, type) else type(module)
+    return issubclass(cls, (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm))
+
+
+def _owns(module: nn.Module, tensors: Mapping[str, Any]) -> bool:
+    """Whether the call's tensors are the module's own."""
+    return all(tensor is None or getattr(module, name, None) is tensor for name, tensor in tensors.items())
+
+
+def _class(stock: Stock, source: nn.Module) -> type[nn.Module]:
+    """The stock class that a user's module derives from: a BatchNorm1d may well be called on 2 or 3 dimensions."""
+    stocks = [c for c in type(source).__mro__ if c.__module__.startswith("torch.nn") and OPS.of(c) is OPS.of(stock.cls)]
+    return next((c for c in stocks if c in OPS.of(stock.cls).modules), stock.cls)  # type: ignore[union-attr]
+
+
+def _follows(stock: Stock, module: nn.Module, tensors: Mapping[str, Any]) -> bool:
+    """Whether the flag in the call is what a stock norm would use in the module's mode."""
+    return stock.training is (module.training or tensors["running_mean"] is None)
+
+
+def _same(one: Stock, other: Stock, tensors: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    return (
+        one.cls is other.cls
+        and dict(one.settings) == dict(other.settings)
+        and one.transposed == other.transposed
+        and all(tensors[name] is theirs.get(name) for name in tensors)
+    )
+
+
+def _has_settings(module: nn.Module, stock: Stock) -> bool:
+    for name, value in stock.settings.items():
+        if name == "bias":
+            if (module._parameters.get("bias") is not None) is not value:
+                return False
+        elif name not in stock.own and getattr(module, name) != value:
+            return False
+    return getattr(module, "padding_mode", "zeros") == "zeros"

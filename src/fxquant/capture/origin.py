@@ -1,0 +1,86 @@
+"""Where things come from: the modules around a node, and the line of the user's code.
+
+`set_origin` replaces what torch left in `node.meta` (module stacks, stack traces, fake tensors) by the two plain values
+`scope` and `where`. `locate` finds the user's line, module and class behind an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxquant.core.graph import META_KEYS
+
+# frames of these packages are machinery, not the user's code
+_OURS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+Scope = tuple[tuple[str, str], ...]
+
+
+def class_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def set_origin(node: fx.Node, root: nn.Module) -> None:
+    """Leave only `META_KEYS` in a node's meta: `scope` and `where` from what torch recorded, and what is ours."""
+    meta = node.meta
+    ours = {key: meta[key] for key in META_KEYS if key in meta}
+    ours["scope"] = _scope(meta.get("nn_module_stack") or {}, root)
+    ours["where"] = _where(meta.get("stack_trace") or node.stack_trace or "")
+    node.meta = ours
+
+
+def _scope(stack: Mapping[str, Any], root: nn.Module) -> Scope:
+    entries: list[tuple[str, str]] = [("", class_name(type(root)))]
+    for path, cls in stack.values():
+        path = str(path).split("@")[0].removeprefix("L['self'].")
+        if path.startswith("_empty_nn_module_stack") or path == entries[-1][0]:
+            continue
+        try:
+            # export gives the class as a string that may differ from the qualified name
+            name = class_name(type(root.get_submodule(path)))
+        except AttributeError:
+            name = cls if isinstance(cls, str) else class_name(cls)
+        entries.append((path, name))
+    return tuple(entries)
+
+
+def _where(trace: str) -> str:
+    for file, line in reversed(_FRAME.findall(trace)):
+        if is_users(file):
+            return f"{file}:{line}"
+    return ""
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file is neither torch's nor ours."""
+    return not file.startswith((*_OURS, "<", "torch/")) and "importlib" not in file
+
+
+def locate(error: BaseException, root: nn.Module) -> tuple[str, str]:
+    """("file.py:12 in forward of module 'x.y' (Class)", "x.y") behind an exception; empty strings if unknown."""
+    paths = {id(module): path for path, module in root.named_modules()}
+    best, path = "", ""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_users(code.co_filename):
+            best = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+            owner = trace.tb_frame.f_locals.get("self")
+            if id(owner) in paths:
+                path = paths[id(owner)]
+                best += f" of module {path or '(the model itself)'!r} ({type(owner).__name__})"
+        trace = trace.tb_next
+    return best, path
+
+
+def reason(error: BaseException) -> str:
+    """The first lines of an exception's message, on one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) < 400 else text[:400] + " ..."

@@ -1,0 +1,62 @@
+"""What torch.export took for granted about sizes, as conditions that can be checked at run time.
+
+Export writes its guards as Python expressions such as `L['x'].size()[1] % 2 == 0`. Here they become expressions over
+`s[tensor][dim]` (see guards.check_sizes), together with the sizes that export fixed.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fxquant.capture.guards import is_condition
+
+
+class _NotASize(Exception):
+    pass
+
+
+class _Rewrite(ast.NodeTransformer):
+    def __init__(self, index: dict[str, int]) -> None:
+        self.index = index
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        call = node.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "size":
+            source = ast.unparse(call.func.value)
+            if source not in self.index:
+                raise _NotASize(source)
+            return ast.parse(f"s[{self.index[source]}][{ast.unparse(node.slice)}]", mode="eval").body
+        raise _NotASize(ast.unparse(node))
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if ast.unparse(node.value) != "math":
+            raise _NotASize(ast.unparse(node))
+        return ast.Name(id=node.attr, ctx=ast.Load())
+
+
+def conditions(program: torch.export.ExportedProgram, arguments: dict[str, Any], vals: list[Any]) -> list[str] | None:
+    """The conditions over the tensors among `arguments` (by parameter name, in order); None if some cannot be written.
+
+    `vals` are the fake tensors of the same tensors, with a plain int wherever export fixed a size.
+    """
+    tensors = [path for path, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)]
+    index = {ast.unparse(ast.parse("L" + pytree.keystr(path))): i for i, path in enumerate(tensors)}
+    found = [
+        f"s[{i}][{dim}] == {size}"
+        for i, val in enumerate(vals)
+        for dim, size in enumerate(val.shape)
+        if isinstance(size, int)
+    ]
+    for text in getattr(program, "_guards_code", None) or ():
+        try:
+            rewritten = ast.unparse(_Rewrite(index).visit(ast.parse(text, mode="eval")))
+        except _NotASize:
+            return None
+        if not is_condition(rewritten):
+            return None
+        found.append(rewritten)
+    return list(dict.fromkeys(found))
