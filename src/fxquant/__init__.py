@@ -1,0 +1,54 @@
+"""fxquant: graph-mode quantization for PyTorch. Any nn.Module in; a small, fast, accurate int8 model out."""
+
+from __future__ import annotations
+
+from fxquant.api import quantize
+from fxquant.core.custom_config import ConvertCustomConfig, FuseCustomConfig, PrepareCustomConfig
+from fxquant.core.mapping import QConfigMapping
+from fxquant.core.qconfig import QConfig
+from fxquant.core.spec import Spec
+from fxquant.core.target import Target
+from fxquant.errors import CalibrationError, CaptureError, ConfigError, FxQuantError, StageError, VerifyError
+from fxquant.flows.calibrate import calibrate
+from fxquant.quantize_fx import convert_fx, convert_to_reference_fx, fuse_fx, prepare_fx
+from fxquant.report.explain import explain
+from fxquant.targets.defaults import (
+    default_dynamic_qconfig,
+    default_qconfig,
+    get_default_qconfig,
+    get_default_qconfig_mapping,
+    int4_weight_only_qconfig,
+    weight_only_qconfig,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CalibrationError",
+    "CaptureError",
+    "ConfigError",
+    "ConvertCustomConfig",
+    "FuseCustomConfig",
+    "FxQuantError",
+    "PrepareCustomConfig",
+    "QConfig",
+    "QConfigMapping",
+    "Spec",
+    "StageError",
+    "Target",
+    "VerifyError",
+    "__version__",
+    "calibrate",
+    "convert_fx",
+    "convert_to_reference_fx",
+    "default_dynamic_qconfig",
+    "default_qconfig",
+    "explain",
+    "fuse_fx",
+    "get_default_qconfig",
+    "get_default_qconfig_mapping",
+    "int4_weight_only_qconfig",
+    "prepare_fx",
+    "quantize",
+    "weight_only_qconfig",
+]

@@ -1,0 +1,102 @@
+"""One call from a float model to an int8 one."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from fxquant.core.graph import Region
+from fxquant.core.mapping import QConfigMapping
+from fxquant.core.target import Target
+from fxquant.errors import CalibrationError, ConfigError
+from fxquant.flows.calibrate import calibrate
+from fxquant.quantize_fx import Method, convert_fx, prepare_fx
+from fxquant.targets import by_name
+from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
+
+
+def quantize(
+    model: nn.Module,
+    calibration_data: Iterable[Any] | None = None,
+    *,
+    mode: Mode = "static",
+    qconfig_mapping: Any = None,
+    example_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    target: Target | str | None = None,
+    method: Method = "auto",
+    num_batches: int | None = None,
+    strict: bool = True,
+    engine: str = "reference",
+) -> Region:
+    """Quantize a model in one call: prepare, calibrate, convert.
+
+    "static" needs calibration data: an iterable of batches (see `calibrate`). "dynamic" finds activation ranges at run
+    time and "weight_only" stores int8 weights; both need only `example_inputs`, or a batch of data to take them from.
+    """
+    mapping = _mapping(mode, target) if qconfig_mapping is None else qconfig_mapping
+    data = calibration_data
+    if example_inputs is None and example_kwargs is None:
+        if data is None:
+            raise ConfigError("quantize needs calibration data, or example_inputs for the modes that need none.")
+        batch, data = _peek(data)
+        example_inputs, example_kwargs = _as_example(batch, model)
+    was_training = model.training
+    model.eval()
+    try:
+        prepared = prepare_fx(
+            model,
+            mapping,
+            example_inputs if example_inputs is not None else (),
+            example_kwargs=example_kwargs,
+            target=target,
+            method=method,
+            strict=strict,
+        )
+    finally:
+        model.train(was_training)
+    if data is not None and mode == "static":
+        calibrate(prepared, data, num_batches=num_batches)
+    return convert_fx(prepared, engine=engine)
+
+
+def _mapping(mode: str, target: Target | str | None) -> QConfigMapping:
+    if mode == "static":
+        hardware = by_name(target)
+        return QConfigMapping().set_global(hardware.qconfig)
+    if mode == "dynamic":
+        return QConfigMapping().set_global(default_dynamic_qconfig)
+    if mode == "weight_only":
+        return QConfigMapping().set_global(weight_only_qconfig)
+    raise ConfigError(f"mode {mode!r} is unknown. Known: 'static', 'dynamic', 'weight_only'.")
+
+
+def _peek(data: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+    """The first batch, and data that still has it: a one-shot iterator is put together again."""
+    if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
+        raise CalibrationError(
+            f"calibration data is a {type(data).__name__}; give an iterable of batches: a DataLoader or [batch]."
+        )
+    iterator = iter(data)
+    try:
+        first = next(iterator)
+    except StopIteration:
+        raise CalibrationError("the calibration data has no batches.") from None
+    if iterator is data:
+        return first, itertools.chain([first], iterator)
+    return first, data
+
+
+def _as_example(batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+    """Example inputs from a batch: a tuple gives as many arguments as forward has without a default (labels go)."""
+    parameters = inspect.signature(model.forward).parameters
+    if isinstance(batch, Mapping):
+        return (), {key: value for key, value in batch.items() if key in parameters}
+    if isinstance(batch, (tuple, list)):
+        needed = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        return tuple(batch[: max(1, len(needed))]), None
+    return (batch,), None

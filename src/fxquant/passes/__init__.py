@@ -1,0 +1,1 @@
+"""Passes: each takes a Region and gives it back changed."""

@@ -1,0 +1,98 @@
+"""Decide what is quantized, how, and which nodes form one kernel; write Notes and Decisions into `node.meta`.
+
+COMPUTE ops ask for int8 inputs. The others follow where it pays: their tensors come from int8 kernels and go to int8
+kernels. Everything between stays float, so a residual stream that ends in a layer norm is never rounded.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from fxquant.core.graph import Region
+from fxquant.core.mapping import Rules
+from fxquant.core.ops import OPS, OpTable, Role, activation_nodes
+from fxquant.core.plan import Decision, Note
+from fxquant.core.target import Target
+from fxquant.passes.assign import assign_quantizers
+from fxquant.passes.candidates import Candidate, find_candidates, is_float_tensor
+from fxquant.passes.groups import find_groups
+
+_SOURCES = ("placeholder", "get_attr")
+
+
+def annotate(region: Region, rules: Rules, target: Target, ops: OpTable = OPS) -> Region:
+    """Write `meta["note"]` on quantized nodes, `meta["decision"]` on every node with a float tensor."""
+    candidates, decisions = find_candidates(region, rules, target, ops)
+    dropped = _drop_followers(candidates)
+    kept = {node: candidate for node, candidate in candidates.items() if node not in dropped}
+    groups = find_groups(kept, candidates, target)
+    for node in groups:
+        dropped.pop(node, None)
+        kept[node] = candidates[node]
+    notes, region._region.quantizers = assign_quantizers(region, kept, groups, target)
+    for node in region.graph.nodes:
+        if node in kept:
+            _write(node, kept[node], notes[node])
+        elif node in dropped:
+            decision = Decision(
+                kind=candidates[node].op.kind, status="float", reason=dropped[node], rule=candidates[node].rule
+            )
+            node.meta["decision"] = decision
+        elif node in decisions:
+            node.meta["decision"] = decisions[node]
+    return region
+
+
+def _write(node: fx.Node, candidate: Candidate, note: Note) -> None:
+    status = "int8" if candidate.mode == "static" else candidate.mode
+    where = f"fused into {note.group}" if note.group not in (None, node.name) else _describe(candidate)
+    node.meta["note"] = note
+    node.meta["decision"] = Decision(kind=candidate.op.kind, status=status, reason=where, rule=candidate.rule)
+
+
+def _describe(candidate: Candidate) -> str:
+    weight = f"weight {candidate.weight}" if candidate.weight is not None else ""
+    if candidate.mode == "weight_only":
+        return weight
+    activation = f"activation {candidate.qconfig.activation}"
+    return f"{weight}, {activation}" if weight else activation
+
+
+def _drop_followers(candidates: dict[fx.Node, Candidate]) -> dict[fx.Node, str]:
+    """The followers that do not sit between int8 kernels, each with the reason; repeated until nothing changes."""
+    dropped: dict[fx.Node, str] = {}
+    static = {node: c for node, c in candidates.items() if c.mode == "static"}
+    followers = [c for c in static.values() if c.op.role is not Role.COMPUTE]
+    changed = True
+    while changed:
+        changed = False
+        for candidate in followers:
+            if candidate.node in dropped:
+                continue
+            reason = _why_not(candidate, static, dropped)
+            if reason is not None:
+                dropped[candidate.node] = reason
+                changed = True
+    return dropped
+
+
+def _why_not(candidate: Candidate, static: dict[fx.Node, Candidate], dropped: dict[fx.Node, str]) -> str | None:
+    def is_int8(node: fx.Node) -> bool:
+        return node in static and node not in dropped
+
+    node = candidate.node
+    operands = [n for n in activation_nodes(node, candidate.op) if is_float_tensor(n)]
+    for operand in operands:
+        if not is_int8(operand) and operand.op not in _SOURCES:
+            return f"its operand {operand.name} is float"
+    if operands and not any(is_int8(operand) for operand in operands):
+        return "no operand comes from an int8 kernel"
+    for user in node.users:
+        if is_int8(user) and _wants(user, node, static[user]):
+            return None
+    return "nothing after it takes int8"
+
+
+def _wants(user: fx.Node, source: fx.Node, candidate: Candidate) -> bool:
+    operands = activation_nodes(user, candidate.op)
+    return any(n is source and candidate.qconfig.input_spec(i) is not None for i, n in enumerate(operands))

@@ -1,0 +1,156 @@
+"""Which nodes could run in int8, by the rules, the op table and the target; a Decision with the reason for the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, fx, nn
+
+from fxquant.core.graph import Region, TensorInfo, scope_path, tensor_info
+from fxquant.core.mapping import Choice, Rules, Site
+from fxquant.core.ops import Op, OpTable, Role, activation_nodes
+from fxquant.core.plan import Decision
+from fxquant.core.qconfig import QConfig
+from fxquant.core.spec import Spec
+from fxquant.core.target import Target
+
+Mode = Literal["static", "dynamic", "weight_only"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A node that may be quantized, with the rule that says how."""
+
+    node: fx.Node
+    op: Op
+    qconfig: QConfig
+    rule: str
+    mode: Mode
+    weight: Spec | None
+
+
+def same_op(ops: OpTable, a: Any, b: Any) -> bool:
+    """Whether two spellings name one op; two module classes have to be the same class."""
+    if a is b or (isinstance(a, str) and a == b):
+        return True
+    if isinstance(a, type) and isinstance(b, type):
+        return False
+    row = ops.of(a)
+    return row is not None and row is ops.of(b)
+
+
+def sites(region: Region, ops: OpTable) -> dict[fx.Node, Site]:
+    """What the rules are asked about: every call in the region."""
+    counts: Counter[tuple[str, str]] = Counter()
+    found: dict[fx.Node, Site] = {}
+    for node in region.graph.nodes:
+        if node.op not in ("call_module", "call_function", "call_method"):
+            continue
+        op = ops.of_node(node, region)
+        spelling: Any = type(region.get_submodule(str(node.target))) if node.op == "call_module" else node.target
+        kind = op.kind if op is not None else str(getattr(spelling, "__name__", spelling))
+        path, scope = scope_path(node), tuple(node.meta.get("scope", ()))
+        parents = scope[:-1] if node.op == "call_module" and scope and scope[-1][0] == path else scope
+        parent = parents[-1][0] if parents else ""
+        found[node] = Site(path=path, kind=kind, spelling=spelling, scope=parents, order=counts[parent, kind])
+        counts[parent, kind] += 1
+    return found
+
+
+def is_float_tensor(node: fx.Node) -> bool:
+    """Whether the node is known to return a float tensor, or a tuple that holds one."""
+    info = node.meta.get("tensor")
+    if isinstance(info, tuple):
+        return any(isinstance(item, TensorInfo) and item.is_float for item in info)
+    return isinstance(info, TensorInfo) and info.is_float
+
+
+def find_candidates(
+    region: Region, rules: Rules, target: Target, ops: OpTable
+) -> tuple[dict[fx.Node, Candidate], dict[fx.Node, Decision]]:
+    """Candidates, and a Decision for every other node that returns a float tensor."""
+    candidates: dict[fx.Node, Candidate] = {}
+    decisions: dict[fx.Node, Decision] = {}
+    for node, site in sites(region, ops).items():
+        choice = rules.choose(site)
+        if not is_float_tensor(node):
+            continue
+        op = ops.of_node(node, region)
+        found = _judge(node, op, choice, target, region)
+        if isinstance(found, Candidate):
+            candidates[node] = found
+        else:
+            decisions[node] = Decision(kind=site.kind, status="float", reason=found, rule=choice.rule)
+    return candidates, decisions
+
+
+def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region: Region) -> Candidate | str:
+    """A candidate, or the reason why not."""
+    qconfig = choice.qconfig
+    if op is None or op.role is Role.FLOAT:
+        return "not in the op table"
+    if qconfig is None:
+        return "the rule leaves it in float" if choice.rule != "global" else "no rule asks for quantization"
+    if node.meta.get("mutated"):
+        return "its tensor is changed in place"
+    if op.unless is not None and (reason := op.unless(node)) is not None:
+        return reason
+    if op.has_weight and node.op != "call_module":
+        return "its weight is computed at run time"
+    if (reason := _module_reason(node, region)) is not None:
+        return reason
+    mode = _mode(op, qconfig)
+    if mode is None:
+        return _mode_reason(op, qconfig)
+    if mode != "weight_only" and op.kind not in target.kinds:
+        return f"target {target.name} has no int8 kernel for {op.kind}"
+    for operand in activation_nodes(node, op):
+        info = tensor_info(operand)
+        if info is not None and not info.is_float:
+            return f"operand {operand.name} is {str(info.dtype).removeprefix('torch.')}"
+    weight = weight_spec(op, qconfig, region.get_submodule(str(node.target))) if op.has_weight else None
+    return Candidate(node=node, op=op, qconfig=qconfig, rule=choice.rule, mode=mode, weight=weight)
+
+
+def _mode(op: Op, qconfig: QConfig) -> Mode | None:
+    if op.has_weight:
+        if qconfig.weight is None:
+            return None
+        if qconfig.activation is None or not op.operands:
+            return "weight_only"
+        return "dynamic" if qconfig.is_dynamic else "static"
+    return None if qconfig.activation is None or qconfig.is_dynamic else "static"
+
+
+def _mode_reason(op: Op, qconfig: QConfig) -> str:
+    if op.has_weight:
+        return "the qconfig has no weight spec"
+    mode = "weight-only" if qconfig.activation is None else "dynamic"
+    return f"{mode} quantization is for ops with weights"
+
+
+def _module_reason(node: fx.Node, region: Region) -> str | None:
+    if node.op != "call_module":
+        return None
+    module = region.get_submodule(str(node.target))
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        return "embedding with max_norm changes its own weight"
+    if getattr(module, "return_indices", False):
+        return "pooling returns indices"
+    return None
+
+
+def weight_spec(op: Op, qconfig: QConfig, module: nn.Module) -> Spec | None:
+    """The weight spec for this op: axis 0 means its output channels, groups need 2-D weights that they divide."""
+    spec = qconfig.weight
+    if spec is None:
+        return None
+    if spec.granularity == "per_channel" and spec.axis == 0 and op.channel_axis != 0:
+        return spec.with_(axis=op.channel_axis)
+    if spec.granularity == "per_group":
+        weight, size = module.weight, spec.group_size or 1
+        if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.shape[-1] % size:
+            return spec.with_(granularity="per_channel", axis=op.channel_axis, group_size=None)
+    return spec

@@ -1,0 +1,225 @@
+"""Weighted ops on int8 weights: the module becomes a holder of integer buffers, the call becomes functional.
+
+call_module conv (x)  ->  F.conv2d(x, dequantize(get_attr conv.weight), get_attr conv.bias, stride, ...)
+call_module emb (i)   ->  dequantize of the rows that were looked up, not of the whole table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from fxquant.core import compat
+from fxquant.core.graph import Region, set_submodule
+from fxquant.core.ops import Op, OpTable
+from fxquant.core.plan import Note, note_of
+from fxquant.core.spec import Spec
+from fxquant.numerics.affine import choose_qparams, quantize
+from fxquant.numerics.ranges import tensor_range
+from fxquant.numerics.weights import quantize_weight
+
+
+class QuantizedWeight(nn.Module):
+    """Holds what is left of a weighted module: integer `weight`, its qparams, and the bias. Not callable."""
+
+    weight: Tensor
+    weight_scale: Tensor
+    weight_zero_point: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, kind: str, spec: Spec) -> None:
+        super().__init__()
+        self.kind = kind
+        self.spec = spec
+
+    def extra_repr(self) -> str:
+        return f"{self.kind}, {tuple(self.weight.shape)}, {self.spec}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Call:
+    """One call of a weighted module, looked up before the module gives way to its holder."""
+
+    node: fx.Node
+    path: str
+    module: nn.Module
+    op: Op
+    note: Note
+
+
+def convert_weights(region: Region, ops: OpTable) -> Region:
+    """Put a holder of int8 buffers in place of every quantized module and rewrite its calls.
+
+    Calls of one module share a holder; tied weights share their integer tensors.
+    """
+    calls = list(_calls(region, ops))
+    holders: dict[str, QuantizedWeight] = {}
+    tensors: dict[tuple[int, Spec], tuple[Tensor, ...]] = {}
+    for call in calls:
+        if call.path not in holders:
+            holders[call.path] = _hold(call, tensors)
+    for path, holder in holders.items():
+        set_submodule(region, path, holder)
+    weights: dict[str, fx.Node] = {}
+    for call in calls:
+        with region.graph.inserting_before(call.node):
+            result = _rewrite(region.graph, call, holders[call.path], weights)
+        result.meta.update(call.node.meta)
+        replace_node(region.graph, call.node, result)
+    return region
+
+
+def replace_node(graph: fx.Graph, old: fx.Node, new: fx.Node) -> None:
+    """Put `new` in the place of `old`, under its name, so that notes and reports go on naming it."""
+    old.replace_all_uses_with(new)
+    graph.erase_node(old)
+    new.name = old.name
+
+
+def _calls(region: Region, ops: OpTable) -> Iterator[_Call]:
+    for node in region.graph.nodes:
+        note, op = note_of(node), ops.of_node(node, region)
+        if note is not None and note.weight is not None and op is not None:
+            path = str(node.target)
+            yield _Call(node=node, path=path, module=region.get_submodule(path), op=op, note=note)
+
+
+def _rewrite(graph: fx.Graph, call: _Call, holder: QuantizedWeight, weights: dict[str, fx.Node]) -> fx.Node:
+    dtype = call.module.weight.dtype
+    assert isinstance(dtype, torch.dtype)
+    if call.op.kind == "embedding":
+        return _lookup(graph, call.node, call.path, holder, dtype)
+    if call.path not in weights:
+        weights[call.path] = _dequantize(graph, call.path, holder, dtype)
+    bias = graph.get_attr(f"{call.path}.bias") if holder.bias is not None else None
+    if bias is not None and call.note.bias is not None:
+        bias = _dequantize_bias(graph, call.path, bias, dtype)
+    return _functional_call(graph, call.node, call.op, call.module, weights[call.path], bias)
+
+
+def _hold(call: _Call, tensors: dict[tuple[int, Spec], tuple[Tensor, ...]]) -> QuantizedWeight:
+    spec, bias_spec = call.note.weight, call.note.bias
+    weight, bias = call.module.weight, getattr(call.module, "bias", None)
+    assert spec is not None and isinstance(weight, Tensor)
+    holder = QuantizedWeight(call.op.kind, spec)
+    key = (id(weight), spec)
+    if key not in tensors:
+        tensors[key] = quantize_weight(weight, spec, f"{call.path}.weight")
+    q, scale, zero = tensors[key]
+    holder.register_buffer("weight", q)
+    holder.register_buffer("weight_scale", scale)
+    holder.register_buffer("weight_zero_point", None if spec.symmetric and spec.signed else zero)
+    if isinstance(bias, Tensor) and bias_spec is not None:
+        bias_scale, bias_zero = choose_qparams(*tensor_range(bias.detach().float(), bias_spec), bias_spec)
+        holder.register_buffer("bias", quantize(bias.detach().float(), bias_scale, bias_zero, bias_spec))
+        holder.register_buffer("bias_scale", bias_scale)
+        holder.register_buffer("bias_zero_point", bias_zero)
+    else:
+        holder.register_buffer("bias", bias.detach().clone() if isinstance(bias, Tensor) else None)
+    return holder
+
+
+def _dequantize(graph: fx.Graph, path: str, holder: QuantizedWeight, dtype: torch.dtype) -> fx.Node:
+    spec = holder.spec
+    weight, scale = graph.get_attr(f"{path}.weight"), graph.get_attr(f"{path}.weight_scale")
+    zero = graph.get_attr(f"{path}.weight_zero_point") if holder.weight_zero_point is not None else None
+    grid = (spec.quant_min, spec.quant_max, spec.dtype)
+    out: dict[str, Any] = {} if dtype == torch.float32 else {"out_dtype": dtype}
+    if spec.granularity == "per_group":
+        size = spec.group_size
+        return graph.call_function(compat.DEQUANTIZE_GROUP, (weight, scale, zero, *grid, size, dtype))
+    if spec.granularity == "per_channel":
+        return graph.call_function(compat.DEQUANTIZE_CHANNEL, (weight, scale, zero, spec.axis, *grid), out)
+    values = (float(holder.weight_scale), 0 if holder.weight_zero_point is None else int(holder.weight_zero_point))
+    return graph.call_function(compat.DEQUANTIZE, (weight, *values, *grid), out)
+
+
+def _dequantize_bias(graph: fx.Graph, path: str, bias: fx.Node, dtype: torch.dtype) -> fx.Node:
+    scale, zero = graph.get_attr(f"{path}.bias_scale"), graph.get_attr(f"{path}.bias_zero_point")
+    return graph.call_function(dequantize_rows, (bias, scale, zero, None, dtype))
+
+
+def _functional_call(
+    graph: fx.Graph, node: fx.Node, op: Op, module: nn.Module, weight: fx.Node, bias: fx.Node | None
+) -> fx.Node:
+    x = node.args[0] if node.args else node.kwargs["input"]
+    assert op.functional is not None
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+        output_padding: Any = module.output_padding
+        if len(node.args) > 1 or "output_size" in node.kwargs:
+            output_padding = _output_padding(graph, node, module)
+        tail = (module.stride, module.padding, output_padding, module.groups, module.dilation)
+        return graph.call_function(op.functional, (x, weight, bias, *tail))
+    if isinstance(module, nn.modules.conv._ConvNd):
+        padding: Any = module.padding
+        if module.padding_mode != "zeros":
+            x = graph.call_function(
+                F.pad, (x, list(module._reversed_padding_repeated_twice)), {"mode": module.padding_mode}
+            )
+            padding = (0,) * len(module.kernel_size)
+        return graph.call_function(
+            op.functional, (x, weight, bias, module.stride, padding, module.dilation, module.groups)
+        )
+    return graph.call_function(op.functional, (x, weight, bias))
+
+
+def _output_padding(graph: fx.Graph, node: fx.Node, module: nn.modules.conv._ConvTransposeNd) -> fx.Node:
+    size = node.args[1] if len(node.args) > 1 else node.kwargs["output_size"]
+    settings = (module.stride, module.padding, module.kernel_size, module.dilation)
+    return graph.call_function(output_padding, (node.args[0], size, *settings))
+
+
+def output_padding(
+    x: Tensor,
+    output_size: Any,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    kernel_size: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> tuple[int, ...]:
+    """The output padding with which a transposed convolution gives `output_size`."""
+    dims = len(kernel_size)
+    sizes = tuple(output_size)[-dims:]
+    smallest = [
+        (x.shape[-dims + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel_size[i] - 1) + 1
+        for i in range(dims)
+    ]
+    return tuple(size - least for size, least in zip(sizes, smallest, strict=True))
+
+
+def _lookup(graph: fx.Graph, node: fx.Node, path: str, holder: QuantizedWeight, dtype: torch.dtype) -> fx.Node:
+    """Look up integer rows, then dequantize only these."""
+    index = node.args[0] if node.args else node.kwargs["input"]
+    spec = holder.spec
+    grid = (spec.quant_min, spec.quant_max, spec.dtype)
+    rows = graph.call_function(F.embedding, (index, graph.get_attr(f"{path}.weight")))
+    if spec.granularity == "per_tensor":
+        values = (float(holder.weight_scale), 0 if holder.weight_zero_point is None else int(holder.weight_zero_point))
+        return graph.call_function(compat.DEQUANTIZE, (rows, *values, *grid), {"out_dtype": dtype})
+    scale = graph.call_function(F.embedding, (index, _as_rows(graph, path, "weight_scale", holder)))
+    zero = None
+    if holder.weight_zero_point is not None:
+        zero = graph.call_function(F.embedding, (index, _as_rows(graph, path, "weight_zero_point", holder)))
+    return graph.call_function(dequantize_rows, (rows, scale, zero, spec.group_size, dtype))
+
+
+def _as_rows(graph: fx.Graph, path: str, name: str, holder: QuantizedWeight) -> fx.Node:
+    values = graph.get_attr(f"{path}.{name}")
+    return values if holder.spec.granularity == "per_group" else graph.call_method("unsqueeze", (values, -1))
+
+
+def dequantize_rows(rows: Tensor, scale: Tensor, zero: Tensor | None, group: int | None, dtype: torch.dtype) -> Tensor:
+    """(rows - zero) * scale, where each row has one scale, or one per `group` columns."""
+    values = rows.to(torch.float32)
+    if group is not None:
+        values = values.unflatten(-1, (-1, group))
+        scale, zero = scale.unsqueeze(-1), None if zero is None else zero.unsqueeze(-1)
+    if zero is not None:
+        values = values - zero
+    values = values * scale
+    return (values.flatten(-2) if group is not None else values).to(dtype)

@@ -1,0 +1,1 @@
+"""What a person wants to see of a quantized model."""

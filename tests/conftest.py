@@ -1,0 +1,19 @@
+"""Every test starts from the same seed, on one torch thread (workers run side by side)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("fxquant", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("fxquant")
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

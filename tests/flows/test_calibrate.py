@@ -1,0 +1,74 @@
+"""Batches in every form, and clear errors for data that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fxquant as fq
+from fxquant.core.graph import Region
+
+X = torch.randn(4, 8)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        return self.fc(x)
+
+
+def prepared() -> Region:
+    return fq.prepare_fx(Net().eval(), fq.get_default_qconfig_mapping(), (X,))
+
+
+FORMS = {
+    "tensors": [X, X],
+    "with_labels": [(X, torch.zeros(4, dtype=torch.long))],
+    "list_batches": [[X, torch.zeros(4)]],
+    "dicts": [{"x": X, "labels": torch.zeros(4)}],
+    "loader": DataLoader(TensorDataset(X, torch.zeros(4)), batch_size=2),
+    "generator": (batch for batch in [X, X]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_data(form: str) -> None:
+    model = prepared()
+    assert fq.calibrate(model, FORMS[form]) is model
+    assert fq.convert_fx(model)(X).shape == (4, 4)
+
+
+def test_num_batches_stops_early() -> None:
+    model = prepared()
+    fq.calibrate(model, [X, X * float("nan")], num_batches=1)
+
+
+@pytest.mark.parametrize("data", [[], X, {"x": X}, 3], ids=["empty", "tensor", "dict", "number"])
+def test_unusable_data(data: object) -> None:
+    with pytest.raises(fq.CalibrationError):
+        fq.calibrate(prepared(), data)  # type: ignore[arg-type]
+
+
+def test_wrong_stage() -> None:
+    with pytest.raises(fq.StageError, match="plain module"):
+        fq.calibrate(Net(), [X])
+    with pytest.raises(fq.StageError, match="eval mode"):
+        fq.calibrate(prepared().train(), [X])
+
+
+def test_quantize_takes_one_shot_iterators_and_gives_back_the_mode() -> None:
+    model = Net().train()
+    seen = fq.quantize(model, (batch for batch in [X, X]))
+    assert model.training
+    assert not seen.training
+    with pytest.raises(fq.CalibrationError, match="no batches"):
+        fq.quantize(model, iter([]))
+    with pytest.raises(fq.ConfigError, match="calibration data"):
+        fq.quantize(model)
+    with pytest.raises(fq.ConfigError, match="mode 'int8' is unknown"):
+        fq.quantize(model, [X], mode="int8")  # type: ignore[arg-type]
