@@ -1,56 +1,73 @@
 """Bake weight norm, spectral norm and other parametrizations into plain weights, on a clone of the model.
 
-`weight = g * v / |v|` becomes a Parameter `weight` with that value. The user's module is not touched: each module
-that is baked is deep-copied first, and everything but the baked tensors is shared again.
+`weight = g * v / |v|` becomes a Parameter `weight` with that value. torch's own `remove_parametrizations` would change
+the class that the clone shares with the user's module, so the clone gets its plain class and tables by hand.
 """
 
 from __future__ import annotations
 
-import copy
-
+import torch
 from torch import nn
-from torch.nn.utils import parametrize, remove_spectral_norm, remove_weight_norm
+from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from fxquant.core.graph import set_submodule
+from fxquant.capture.compare import evaluating
+
+_HOOKS = ("_forward_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
 
 
 def bake_parametrizations(tree: nn.Module) -> nn.Module:
-    """Replace parametrized modules in the tree (a clone) by plain ones; returns the tree, or its baked root."""
-    for path, module in list(tree.named_modules(remove_duplicate=True)):
-        if not (parametrize.is_parametrized(module) or _old_hooks(module)):
-            continue
-        plain = _bake(module)
-        if not path:
-            tree = plain
-        else:
-            for other, same in list(tree.named_modules(remove_duplicate=False)):
-                if same is module:
-                    set_submodule(tree, other, plain)
+    """Make the parametrized modules of a tree (a clone: it is changed) plain."""
+    with torch.no_grad(), evaluating(tree):  # in train mode spectral norm would take another power iteration
+        for module in list(tree.modules()):
+            if parametrize.is_parametrized(module):
+                _bake_parametrized(module)
+            for hook in list(module._forward_pre_hooks.values()):
+                if isinstance(hook, (WeightNorm, SpectralNorm)):
+                    _bake_hook(module, hook)
     return tree
 
 
-def _old_hooks(module: nn.Module) -> list[WeightNorm | SpectralNorm]:
-    return [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, (WeightNorm, SpectralNorm))]
+def is_baked(model: nn.Module) -> bool:
+    """Whether baking would change the model."""
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    return any(parametrize.is_parametrized(module) for module in model.modules()) or any(
+        isinstance(hook, (WeightNorm, SpectralNorm)) for hook in hooks
+    )
 
 
-def _bake(module: nn.Module) -> nn.Module:
-    plain = copy.deepcopy(module)
-    training = plain.training
-    plain.eval()  # in train mode spectral norm would take another power iteration
-    if parametrize.is_parametrized(plain):
-        for name in list(plain.parametrizations):  # type: ignore[arg-type]
-            parametrize.remove_parametrizations(plain, name, leave_parametrized=True)
-    for hook in _old_hooks(plain):
-        remove = remove_weight_norm if isinstance(hook, WeightNorm) else remove_spectral_norm
-        remove(plain, hook.name)
-    for mine, theirs in ((plain._parameters, module._parameters), (plain._buffers, module._buffers)):
-        for name, tensor in theirs.items():
-            if name in mine:
-                mine[name] = tensor  # type: ignore[assignment]
-    for name, child in module._modules.items():
-        if name in plain._modules:
-            plain._modules[name] = child
-    plain.training = training
-    return plain
+def _bake_parametrized(module: nn.Module) -> None:
+    lists = module._modules.pop("parametrizations")
+    assert isinstance(lists, nn.ModuleDict)
+    values = {name: parametrization() for name, parametrization in lists.items()}
+    # parametrize gives each module a class of its own, derived from the plain one
+    module.__class__ = type(module).__bases__[0]
+    for name, parametrization in lists.items():
+        parameters = list(parametrization.parameters())
+        if parameters:
+            trains = any(parameter.requires_grad for parameter in parameters)
+            module._parameters[name] = nn.Parameter(values[name].detach(), requires_grad=trains)
+        else:
+            module._buffers[name] = values[name].detach()
+
+
+def _bake_hook(module: nn.Module, hook: WeightNorm | SpectralNorm) -> None:
+    name = hook.name
+    parts: tuple[str, ...]
+    if isinstance(hook, WeightNorm):
+        value, parts = hook.compute_weight(module), ("g", "v")
+    else:
+        value, parts = hook.compute_weight(module, do_power_iteration=False), ("orig", "u", "v")
+    trains = any(p.requires_grad for part in parts if (p := module._parameters.get(f"{name}_{part}")) is not None)
+    for part in parts:
+        module._parameters.pop(f"{name}_{part}", None)
+        module._buffers.pop(f"{name}_{part}", None)
+    module.__dict__.pop(name, None)
+    module._parameters[name] = nn.Parameter(value.detach(), requires_grad=trains)
+    for table in _HOOKS:
+        hooks = getattr(module, table)
+        for key, other in list(hooks.items()):
+            other = getattr(other, "hook", other)  # load hooks come wrapped
+            if other is hook or getattr(other, "fn", None) is hook:
+                del hooks[key]

@@ -6,23 +6,22 @@ comes out computes what the model computes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
-from fxquant.capture.bake import bake_parametrizations
+from fxquant.capture.bake import bake_parametrizations, is_baked
 from fxquant.capture.clean import drop_checks, sweep
-from fxquant.capture.compare import copy_inputs, difference, run, untouched
-from fxquant.capture.export import Exported, export
+from fxquant.capture.compare import copy_inputs, difference, evaluating, run, untouched
+from fxquant.capture.export import export
 from fxquant.capture.functionalize import functionalize
-from fxquant.capture.guards import holds
 from fxquant.capture.inputs import Slot, as_call, bind, bind_defaults
 from fxquant.capture.lift import lift
 from fxquant.capture.origin import locate, reason
+from fxquant.capture.probe import probe_ones
 from fxquant.capture.trace import trace
 from fxquant.core.graph import META_KEYS, Region, RegionState, clone_tree, record_tensors
 from fxquant.core.ops import OPS, OpTable
@@ -111,10 +110,9 @@ def _symbolic(job: _Job) -> Region:
     region = _region(job, tree, graph, "symbolic")
     drop_checks(region)
     if job.has_example:
-        try:
+        # a run that fails leaves less to go by; the final check tells whether the graph is right
+        with contextlib.suppress(Exception), evaluating(region):
             _record(region, *job.call())
-        except Exception as error:
-            raise CaptureError(f"symbolic trace: the graph does not run: {reason(error)}") from error
     _canonicalize(region, job.ops)
     if job.has_example:
         _check(job, region, *job.call())
@@ -127,7 +125,7 @@ def _export(job: _Job) -> Region:
     region = _region(job, tree, exported.graph, "export")
     drop_checks(region)
     _canonicalize(region, job.ops)
-    _allow_single(job, region, exported)
+    probe_ones(job.model, region, exported, *job.call())
     _check(job, region, *job.call())
     return region
 
@@ -152,29 +150,28 @@ def _record(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 def _check(job: _Job, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Record the tensors of the final graph, and compare its outputs with the model's."""
-    reference = clone_tree(job.model)
+    # in train mode a spectral norm changes its weight with every run, so compare with the baked one
+    reference = job.clone() if is_baked(job.model) and job.model.training else clone_tree(job.model)
     evaluated = False
     try:
-        theirs = run(reference, args, kwargs)
+        try:
+            theirs = run(reference, args, kwargs)
+        except Exception:
+            # a batch of one cannot go through batch norm in train mode, yet is a fair example
+            evaluated = any(module.training for module in reference.modules())
+            if not evaluated:
+                raise
+            theirs = run(reference.eval(), args, kwargs)
     except Exception as error:
-        # a batch of one cannot go through batch norm in train mode, yet is a fair example
-        if not any(module.training for module in reference.modules()):
-            where, _ = locate(error, reference)
-            raise CaptureError(
-                f"the model itself fails on the example inputs: {reason(error)} At {where}. Pass others."
-            ) from error
-        evaluated = True
-        theirs = run(reference.eval(), args, kwargs)
-    modes = [(module, module.training) for module in region.modules()]
+        where, _ = locate(error, reference)
+        raise CaptureError(
+            f"the model itself fails on the example inputs: {reason(error)} At {where}. Pass others."
+        ) from error
     try:
-        if evaluated:
-            region.eval()
-        ours = _record(region, args, kwargs)
+        with evaluating(region, evaluated):
+            ours = _record(region, args, kwargs)
     except Exception as error:
         raise CaptureError(f"{region._region.method}: the captured graph does not run: {reason(error)}") from error
-    finally:
-        for module, training in modes:
-            module.training = training
     found = difference(ours, theirs)
     if found:
         raise CaptureError(
@@ -184,32 +181,3 @@ def _check(job: _Job, region: Region, args: tuple[Any, ...], kwargs: dict[str, A
         )
     for node in region.graph.nodes:
         node.meta = {key: value for key, value in node.meta.items() if key in META_KEYS}
-
-
-def _allow_single(job: _Job, region: Region, exported: Exported) -> None:
-    """Export rules out a batch of one without looking; if the graph is right for it, let it through."""
-    node = exported.sizes
-    if node is None or not exported.batched:
-        return
-    args, kwargs = job.call()
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    for index in exported.batched:
-        leaves[tensors[index]] = leaves[tensors[index]][:1]
-    single = tuple(leaves[i] for i in tensors)
-    conditions: tuple[str, ...] = node.args[2]  # type: ignore[assignment]
-    strict = [text for text in conditions if not holds(text, single)]
-    if not strict:
-        return
-    first = exported.batched[0]
-    relaxed = tuple(f"s[{first}][0] == 1 or {text}" if text in strict else text for text in conditions)
-    node.args = (*node.args[:2], relaxed)
-    region.recompile()
-    args, kwargs = pytree.tree_unflatten(leaves, spec)
-    try:
-        same = difference(run(region, args, kwargs), run(clone_tree(job.model), args, kwargs)) is None
-    except Exception:
-        same = False
-    if not same:
-        node.args = (*node.args[:2], conditions)
-        region.recompile()

@@ -34,6 +34,19 @@ def untouched(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(value)
 
 
+@contextlib.contextmanager
+def evaluating(model: nn.Module, really: bool = True) -> Iterator[None]:
+    """In eval mode; the modes of all modules come back at the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        if really:
+            model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The model's outputs on copies of the inputs, from a fixed seed."""
     with untouched(model):

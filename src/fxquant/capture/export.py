@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import operator
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from fxquant.capture.guards import check_sizes, pack
 from fxquant.capture.inputs import Slot, add_placeholders, as_call, signature_of
-from fxquant.capture.origin import locate, reason, set_origin
+from fxquant.capture.origin import locate, reason, set_origins
 from fxquant.capture.sizes import conditions
 from fxquant.core.graph import TensorInfo, free_path, get_attr
 from fxquant.errors import CaptureError
@@ -35,11 +36,11 @@ _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """A graph, and the node that checks sizes, if there is one."""
+    """A graph, the node that checks sizes, and which sizes (tensor, dim) are free, equal ones together."""
 
     graph: fx.Graph
     sizes: fx.Node | None
-    batched: tuple[int, ...]  # which tensors of the example have the batch as their first size
+    free: tuple[tuple[tuple[int, int], ...], ...]
 
 
 def export(tree: nn.Module, slots: tuple[Slot, ...]) -> Exported:
@@ -136,7 +137,7 @@ class _Builder:
         users = [node for node, spec in zip(placeholders, specs, strict=True) if spec.kind is InputKind.USER_INPUT]
         for node, value in zip(users, inputs, strict=True):
             self.env[node] = value
-        sizes, batched = self._check_sizes(users, inputs)
+        sizes, free = self._check_sizes(users, inputs)
         for node, spec in zip(placeholders, specs, strict=True):
             if spec.kind is not InputKind.USER_INPUT:
                 self.env[node] = self._state(node, str(spec.target))
@@ -144,31 +145,31 @@ class _Builder:
         out_spec = self.program.call_spec.out_spec
         assert out_spec is not None
         self.graph.output(self._outputs(outputs, out_spec))
-        for node in self.graph.nodes:
-            if "scope" not in node.meta:
-                set_origin(node, self.tree)
-        return Exported(graph=self.graph, sizes=sizes, batched=batched)
+        set_origins(self.graph, self.tree)
+        return Exported(graph=self.graph, sizes=sizes, free=free)
 
     def _create(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         return self.graph.create_node(op, target, args, kwargs)
 
-    def _check_sizes(self, users: list[fx.Node], inputs: list[Any]) -> tuple[fx.Node | None, tuple[int, ...]]:
+    def _check_sizes(self, users: list[fx.Node], inputs: list[Any]) -> tuple[fx.Node | None, Any]:
         pairs = [(node, value) for node, value in zip(users, inputs, strict=True) if isinstance(value, fx.Node)]
+        if not pairs:
+            return None, ()
         vals = [node.meta["val"] for node, _ in pairs]
         args, kwargs = as_call(self.slots, {slot.name: slot.value for slot in self.slots})
         arguments = dict(signature_of(self.tree).bind(*args, **kwargs).arguments)
         found = conditions(self.program, arguments, vals)
-        if found is None:
+        free: dict[Any, list[tuple[int, int]]] = {}
+        for i, val in enumerate(vals):
+            for dim, size in enumerate(val.shape):
+                if isinstance(size, torch.SymInt) and found is not None:
+                    free.setdefault(size.node.expr, []).append((i, dim))
+        if found is None:  # export assumed something that cannot be checked: hold it to the example's sizes
             found = [f"s[{i}][{d}] == {_hint(n)}" for i, val in enumerate(vals) for d, n in enumerate(val.shape)]
-        first = vals[0].shape[0] if vals and vals[0].dim() else None
-        batched = tuple(
-            i for i, val in enumerate(vals) if isinstance(first, torch.SymInt) and val.dim() and val.shape[0] == first
-        )
-        if not found:
-            return None, batched
         names = tuple(str(value.target if value.op == "placeholder" else value.name) for _, value in pairs)
         tensors = tuple(value for _, value in pairs)
-        return self.graph.call_function(check_sizes, (tensors, names, tuple(found))), batched
+        check = self.graph.call_function(check_sizes, (tensors, names, tuple(found)))
+        return check, tuple(tuple(places) for places in free.values())
 
     def _state(self, node: fx.Node, path: str) -> fx.Node:
         """A parameter, buffer or constant as a get_attr node."""
@@ -207,7 +208,6 @@ class _Builder:
         created = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
         created.meta.update(node.meta)
         created.meta["tensor"] = _info(node.meta.get("val"))
-        set_origin(created, self.tree)
         return created
 
     def _copied(self, node: fx.Node) -> Any:
@@ -246,8 +246,9 @@ class _Builder:
             return type(value)(*(self._rebuild(item) for item in value))
         if type(value) in (list, tuple):
             return type(value)(self._rebuild(item) for item in value)
-        if type(value) is dict:
-            return {key: self._rebuild(item) for key, item in value.items()}
+        if type(value) in (dict, OrderedDict):
+            items = {key: self._rebuild(item) for key, item in value.items()}
+            return items if type(value) is dict else self.graph.call_function(OrderedDict, (items,))
         if value is None or isinstance(value, (fx.Node, bool, int, float, str)):
             return value
         raise _UnknownContainer

@@ -26,6 +26,9 @@ from fxquant.core.ops import OPS, OpTable
 def functionalize(region: Region, ops: OpTable = OPS) -> Region:
     """Rewrite the region's in-place ops; its modules lose their `inplace` flag."""
     graph = region.graph
+    for node in graph.nodes:
+        if node.target in _OPERATORS and isinstance(node.args[0], fx.Node) and not _is_tensor(node.args[0]):
+            node.target = _OPERATORS[node.target]  # `n += 1` on a size makes a new number
     mutates = {node: target for node in graph.nodes if (target := _mutated(node, region, ops)) is not None}
     if mutates:
         sets = AliasSets(graph, region, ops, mutates)
@@ -60,8 +63,7 @@ def _mutated(node: fx.Node, region: Region, ops: OpTable) -> fx.Node | None:
     name = str(getattr(node.target, "__name__", ""))
     in_place = node.target in (operator.setitem, *_OPERATORS) or ops.out_of_place(node.target) is not None
     if in_place or (name.endswith("_") and hasattr(torch.Tensor, name)) or _inplace_flag(node):
-        # `n += 1` on a size makes a new number
-        return None if node.target in _OPERATORS and not _is_tensor(first) else first
+        return first
     return None
 
 

@@ -74,7 +74,7 @@ def check_sizes(tensors: tuple[torch.Tensor, ...], names: tuple[str, ...], condi
     """Raise unless the sizes satisfy the conditions, which are Python expressions over `s[tensor][dim]`."""
     sizes = [t.shape if isinstance(t, torch.Tensor) else () for t in tensors]
     try:
-        if eval(_compile(" and ".join(f"({c})" for c in conditions)), _NAMES, {"s": sizes}):
+        if eval(_compile(" and ".join(("True", *(f"({c})" for c in conditions)))), _NAMES, {"s": sizes}):
             return
     except IndexError:  # a tensor with fewer dimensions than the example
         pass

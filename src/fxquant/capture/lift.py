@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fxquant.capture.match import follows_mode, has_settings, is_norm, owns, same_stock, stock_class
 from fxquant.capture.origin import class_name
 from fxquant.capture.stock import RECIPES, TENSORS, Stock, build, read_call
 from fxquant.core.graph import Region, TensorInfo, free_path, get_attr, scope_path, set_submodule
@@ -27,7 +28,7 @@ _ADDMM = (torch.addmm, torch.ops.aten.addmm.default)
 
 def lift(region: Region, ops: OpTable = OPS) -> Region:
     """Lift every call that can be lifted."""
-    lifter = _Lifter(region)
+    lifter = _Lifter(region, ops)
     for node in list(region.graph.nodes):
         if node.op not in ("call_function", "call_method"):
             continue
@@ -45,10 +46,11 @@ def lift(region: Region, ops: OpTable = OPS) -> Region:
 
 
 class _Lifter:
-    def __init__(self, region: Region) -> None:
-        self.region = region
+    def __init__(self, region: Region, ops: OpTable) -> None:
+        self.region, self.ops = region, ops
         self.placed: dict[str, tuple[Stock, dict[str, Any]]] = {}  # path -> what was put there
         self.moved: dict[str, str] = {}  # old path of a parameter -> new one
+        self.shared: set[str] = set()  # paths of bare parameters that a new module holds as well
         self.originals = dict(region.named_modules(remove_duplicate=False))
 
     def lift(self, node: fx.Node, kind: str) -> None:
@@ -141,29 +143,33 @@ class _Lifter:
             module = self.originals.get(path or "")
             if not path or module is None:
                 continue
-            if isinstance(module, stock.cls) or (_is_norm(module) and _is_norm(stock.cls)):
-                if _owns(module, tensors):
+            if isinstance(module, stock.cls) or (is_norm(module) and is_norm(stock.cls)):
+                if owns(module, tensors):
                     return self._put(path, stock, module, tensors)
-            elif path == owner and self._owns_nothing_else(module, tensors):
+            elif stock.certain and path == owner and self._owns_nothing_else(module, tensors):
                 return self._put(path, stock, module, tensors)
-        if all(tensor is None for tensor in tensors.values()):
+        if not stock.certain or all(tensor is None for tensor in tensors.values()):
             return None  # no state, and not the code of a stock module: a plain function
-        if stock.training is not None and not _follows(stock, self.originals[scope_path(node)], tensors):
+        if stock.training is not None and not follows_mode(stock, self.originals[scope_path(node)], tensors):
             return None
         if weight is not None and self._is_bare(owner or "", str(weight.target)):
             old = {name: str(n.target) for name, n in stock.tensors.items() if n is not None}
             return self._put_at_parameter(str(weight.target), stock, tensors, old)
+        if weight is not None and str(weight.target) in self.moved:
+            return self._put(self.moved[str(weight.target)].rpartition(".")[0], stock, None, tensors)
         scope = scope_path(node)
         return self._put(f"{scope}.{kind}" if scope else kind, stock, None, tensors)
 
     def _owns_nothing_else(self, module: nn.Module, tensors: dict[str, Any]) -> bool:
+        if self.ops.of(type(module)) is not None:
+            return False  # another op's own weight
         state = {**module._parameters, **module._buffers}
-        return set(state) <= {*tensors, "num_batches_tracked"} and _owns(module, tensors)
+        return set(state) <= {*tensors, "num_batches_tracked"} and owns(module, tensors)
 
     def _is_bare(self, owner: str, path: str) -> bool:
         """Whether a parameter belongs to a module of the user's, which can hold a module in its place."""
         module = self.originals.get(owner)
-        return path not in self.moved and module is not None and OPS.of(type(module)) is None
+        return path not in self.moved and module is not None and self.ops.of(type(module)) is None
 
     def _put_at_parameter(self, path: str, stock: Stock, tensors: dict[str, Any], old: dict[str, str]) -> str | None:
         set_submodule(self.region, path, build(stock, None, tensors))
@@ -172,9 +178,9 @@ class _Lifter:
         for name, previous in old.items():
             parent, _, attribute = previous.rpartition(".")
             module = self.region.get_submodule(parent)
-            if OPS.of(type(module)) is None and (attribute in module._parameters or attribute in module._buffers):
+            if self.ops.of(type(module)) is None and (attribute in module._parameters or attribute in module._buffers):
                 delattr(module, attribute)
-            if previous not in self.moved and OPS.of(type(module)) is None:
+            if previous not in self.moved and self.ops.of(type(module)) is None:
                 self.moved[previous] = f"{path}.{name}"
         return path
 
@@ -184,19 +190,19 @@ class _Lifter:
 
     def _put(self, path: str, stock: Stock, source: nn.Module | None, tensors: dict[str, Any]) -> str | None:
         """Make sure that a stock module for this call is at `path`, or at a free path next to it."""
-        if stock.training is not None and source is not None and not _follows(stock, source, tensors):
+        if stock.training is not None and source is not None and not follows_mode(stock, source, tensors):
             return None
-        if source is not None and isinstance(source, _class(stock, source)):
-            stock = replace(stock, cls=_class(stock, source))
+        if source is not None and isinstance(source, stock_class(stock, source, self.ops)):
+            stock = replace(stock, cls=stock_class(stock, source, self.ops))
         for candidate, (other, theirs) in self.placed.items():
-            if (candidate == path or candidate.startswith(f"{path}_")) and _same(stock, other, tensors, theirs):
+            if (candidate == path or candidate.startswith(f"{path}_")) and same_stock(stock, other, tensors, theirs):
                 return candidate
         if path in self.placed or source is None:
             path, source = free_path(self.region, path), None if path in self.placed else source
         if stock.transposed:
             weight = nn.Parameter(tensors["weight"].detach().t(), requires_grad=tensors["weight"].requires_grad)
             module = build(stock, source, {**tensors, "weight": weight})
-        elif source is not None and type(source) is stock.cls and _has_settings(source, stock):
+        elif source is not None and type(source) is stock.cls and has_settings(source, stock):
             module = source
         else:
             module = build(stock, source, tensors)
@@ -207,6 +213,7 @@ class _Lifter:
                 set_submodule(self.region, place, module)
         if source is None:
             self._set_mode(path)
+            self.shared.update(str(n.target) for n in stock.tensors.values() if n is not None)
         self.placed[path] = (stock, tensors)
         return path
 
@@ -234,43 +241,13 @@ class _Lifter:
                 for user in reversed(counters):
                     if not user.users:
                         self.region.graph.erase_node(user)
+        self._drop_unread()
 
-
-def _is_norm(module: Any) -> bool:
-    cls = module if isinstance(module, type) else type(module)
-    return issubclass(cls, (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm))
-
-
-def _owns(module: nn.Module, tensors: Mapping[str, Any]) -> bool:
-    """Whether the call's tensors are the module's own."""
-    return all(tensor is None or getattr(module, name, None) is tensor for name, tensor in tensors.items())
-
-
-def _class(stock: Stock, source: nn.Module) -> type[nn.Module]:
-    """The stock class that a user's module derives from: a BatchNorm1d may well be called on 2 or 3 dimensions."""
-    stocks = [c for c in type(source).__mro__ if c.__module__.startswith("torch.nn") and OPS.of(c) is OPS.of(stock.cls)]
-    return next((c for c in stocks if c in OPS.of(stock.cls).modules), stock.cls)  # type: ignore[union-attr]
-
-
-def _follows(stock: Stock, module: nn.Module, tensors: Mapping[str, Any]) -> bool:
-    """Whether the flag in the call is what a stock norm would use in the module's mode."""
-    return stock.training is (module.training or tensors["running_mean"] is None)
-
-
-def _same(one: Stock, other: Stock, tensors: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    return (
-        one.cls is other.cls
-        and dict(one.settings) == dict(other.settings)
-        and one.transposed == other.transposed
-        and all(tensors[name] is theirs.get(name) for name in tensors)
-    )
-
-
-def _has_settings(module: nn.Module, stock: Stock) -> bool:
-    for name, value in stock.settings.items():
-        if name == "bias":
-            if (module._parameters.get("bias") is not None) is not value:
-                return False
-        elif name not in stock.own and getattr(module, name) != value:
-            return False
-    return getattr(module, "padding_mode", "zeros") == "zeros"
+    def _drop_unread(self) -> None:
+        """Bare parameters that only lifted calls have read; left in place they would be a second key for a tensor."""
+        read = {str(node.target) for node in self.region.graph.nodes if node.op == "get_attr"}
+        for path in self.shared - read - set(self.moved):
+            parent, _, name = path.rpartition(".")
+            module = self.region.get_submodule(parent)
+            if self.ops.of(type(module)) is None and parent not in self.placed:
+                delattr(module, name)

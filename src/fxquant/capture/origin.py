@@ -1,6 +1,6 @@
 """Where things come from: the modules around a node, and the line of the user's code.
 
-`set_origin` replaces what torch left in `node.meta` (module stacks, stack traces, fake tensors) by the two plain values
+`set_origins` replaces what torch left in `node.meta` (module stacks, stack traces, fake tensors) by two plain values,
 `scope` and `where`. `locate` finds the user's line, module and class behind an exception.
 """
 
@@ -27,27 +27,31 @@ def class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def set_origin(node: fx.Node, root: nn.Module) -> None:
-    """Leave only `META_KEYS` in a node's meta: `scope` and `where` from what torch recorded, and what is ours."""
-    meta = node.meta
-    ours = {key: meta[key] for key in META_KEYS if key in meta}
-    ours["scope"] = _scope(meta.get("nn_module_stack") or {}, root)
-    ours["where"] = _where(meta.get("stack_trace") or node.stack_trace or "")
-    node.meta = ours
+def set_origins(graph: fx.Graph, root: nn.Module) -> None:
+    """Leave only `META_KEYS` in the nodes' meta: `scope` and `where` from what torch recorded, and what is ours."""
+    paths = {id(module): path for path, module in root.named_modules()}
+    for node in graph.nodes:
+        meta = {key: node.meta[key] for key in META_KEYS if key in node.meta}
+        meta["scope"] = _scope(node.meta.get("nn_module_stack") or {}, root, paths)
+        meta["where"] = _where(node.stack_trace or "")
+        node.meta = meta
 
 
-def _scope(stack: Mapping[str, Any], root: nn.Module) -> Scope:
+def _scope(stack: Mapping[str, Any], root: nn.Module, paths: Mapping[int, str]) -> Scope:
     entries: list[tuple[str, str]] = [("", class_name(type(root)))]
     for path, cls in stack.values():
         path = str(path).split("@")[0].removeprefix("L['self'].")
-        if path.startswith("_empty_nn_module_stack") or path == entries[-1][0]:
-            continue
+        name = cls if isinstance(cls, str) else class_name(cls)
         try:
-            # export gives the class as a string that may differ from the qualified name
-            name = class_name(type(root.get_submodule(path)))
+            module = root.get_submodule(path)
         except AttributeError:
-            name = cls if isinstance(cls, str) else class_name(cls)
-        entries.append((path, name))
+            if path.startswith("_empty_nn_module_stack"):
+                continue
+        else:
+            # a module at several paths goes by the first; export's string may not be the qualified name
+            path, name = paths[id(module)], class_name(type(module))
+        if path != entries[-1][0]:
+            entries.append((path, name))
     return tuple(entries)
 
 
@@ -66,18 +70,18 @@ def is_users(file: str) -> bool:
 def locate(error: BaseException, root: nn.Module) -> tuple[str, str]:
     """("file.py:12 in forward of module 'x.y' (Class)", "x.y") behind an exception; empty strings if unknown."""
     paths = {id(module): path for path, module in root.named_modules()}
-    best, path = "", ""
+    line, module, path = "", "", ""
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if is_users(code.co_filename):
-            best = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+            line = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
             owner = trace.tb_frame.f_locals.get("self")
             if id(owner) in paths:
                 path = paths[id(owner)]
-                best += f" of module {path or '(the model itself)'!r} ({type(owner).__name__})"
+                module = f" of module {path!r} ({type(owner).__name__})" if path else f" of {type(owner).__name__}"
         trace = trace.tb_next
-    return best, path
+    return line + module, path
 
 
 def reason(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ class Stock:
     tensors: Mapping[str, fx.Node | None]
     training: bool | None = None  # the flag burned into the call, for ops that have one
     transposed: bool = False
-    own: tuple[str, ...] = field(default=())  # settings that a module of this class knows better than the call
+    own: tuple[str, ...] = ()  # settings that a module of this class knows better than the call
+    certain: bool = True  # False if the class is a guess, to be used only if the user's module confirms it
 
 
 def read_call(node: fx.Node) -> Arguments | None:
@@ -109,9 +110,7 @@ def _embedding(call: Arguments, tensors: Mapping[str, Any], ndim: int | None) ->
 def _batch_norm(prefix: str) -> Callable[[Arguments, Mapping[str, Any], int | None], Stock | None]:
     def recipe(call: Arguments, tensors: Mapping[str, Any], ndim: int | None) -> Stock | None:
         known = [tensor for tensor in tensors.values() if tensor is not None]
-        if ndim is None:
-            return None
-        dims = {2: 1, 3: 1, 4: 2, 5: 3}.get(ndim)
+        dims = {2: 1, 3: 1, 4: 2, 5: 3}.get(ndim or 4)
         if dims is None:
             return None
         settings = {
@@ -127,6 +126,7 @@ def _batch_norm(prefix: str) -> Callable[[Arguments, Mapping[str, Any], int | No
             tensors=_owned(call, "weight", "bias", "running_mean", "running_var"),
             training=bool(call.get("training", call.get("use_input_stats"))),
             own=("momentum", "num_features"),
+            certain=ndim is not None,
         )
 
     return recipe

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.immutable_collections import immutable_dict
 
 from fxquant.capture.inputs import Slot, add_placeholders, as_call
-from fxquant.capture.origin import locate, reason, set_origin
+from fxquant.capture.origin import locate, reason, set_origins
 from fxquant.core.graph import Region
 from fxquant.errors import CaptureError
 
@@ -121,11 +122,13 @@ class _Tracer(fx.Tracer):
         return call, []
 
     def create_arg(self, a: Any) -> Any:
-        # a dataclass that is a dict as well (as in transformers) would come back as a plain dict
-        if dataclasses.is_dataclass(a) and isinstance(a, dict):
-            fields = {f.name: getattr(a, f.name) for f in dataclasses.fields(a)}
-            kwargs = {name: self.create_arg(value) for name, value in fields.items() if value is not None}
-            return self.create_node("call_function", type(a), (), kwargs)
+        # fx would make a plain dict of what is more than that: OrderedDict, the outputs of transformers
+        if isinstance(a, dict) and type(a) not in (dict, immutable_dict):
+            if dataclasses.is_dataclass(a):
+                fields = {f.name: getattr(a, f.name) for f in dataclasses.fields(a)}
+                kwargs = {name: self.create_arg(value) for name, value in fields.items() if value is not None}
+                return self.create_node("call_function", type(a), (), kwargs)
+            return self.create_node("call_function", type(a), (super().create_arg(dict(a)),), {})
         return super().create_arg(a)
 
 
@@ -142,8 +145,7 @@ def trace(
         raise
     except Exception as error:
         raise CaptureError(_explain(error, tree)) from error
-    for node in graph.nodes:
-        set_origin(node, tree)
+    set_origins(graph, tree)
     _own_constants(tree, graph)
     return graph
 

@@ -61,6 +61,8 @@ class RegionState:
     input_names: tuple[str, ...] = ()
     quantizers: dict[str, Any] | None = None  # quantizer id -> Spec
     quantizer_path: str = ""  # where their modules are
+    kernel_path: str = ""  # where the kernels of a lowered graph are
+    reference: dict[str, Any] | None = None  # the QDQ graph that was lowered, encoded
 
 
 class Region(fx.GraphModule):

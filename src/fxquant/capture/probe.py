@@ -1,0 +1,64 @@
+"""Sizes of one: export decides about them without looking, so look.
+
+For a free size, torch.export takes "not 0 and not 1" for granted and writes no guard. So that a model exported with a
+batch of 8 still runs on a batch of 1, each free size is set to 1 once, and the graph compared with the model. If it is
+right, conditions that rule out 1 are relaxed to `size == 1 or ...`; if not, `size >= 2` is added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from fxquant.capture.compare import difference, evaluating, run
+from fxquant.capture.export import Exported
+from fxquant.capture.guards import holds
+from fxquant.core.graph import Region, clone_tree
+
+
+def probe_ones(
+    model: nn.Module, region: Region, exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Make the region's check of sizes say the truth about sizes of one."""
+    if exported.sizes is None:
+        return
+    for places in exported.free:
+        _probe(model, region, exported.sizes, places, args, kwargs)
+    region.recompile()
+
+
+def _probe(
+    model: nn.Module,
+    region: Region,
+    check: fx.Node,
+    places: tuple[tuple[int, int], ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    for index, dim in places:
+        leaves[tensors[index]] = leaves[tensors[index]].narrow(dim, 0, 1)
+    single = tuple(leaves[i] for i in tensors)
+    size = f"s[{places[0][0]}][{places[0][1]}]"
+    conditions: tuple[str, ...] = check.args[2]  # type: ignore[assignment]
+    relaxed = tuple(text if holds(text, single) else f"{size} == 1 or {text}" for text in conditions)
+    check.args = (*check.args[:2], relaxed)
+    region.recompile()
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    right = _agree(model, region, args, kwargs, model.training) or (
+        model.training and _agree(model, region, args, kwargs, False)  # batch norm cannot train on a batch of one
+    )
+    check.args = (*check.args[:2], (*relaxed, f"{size} >= 1") if right else (*conditions, f"{size} >= 2"))
+
+
+def _agree(model: nn.Module, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> bool:
+    reference = clone_tree(model)
+    try:
+        with evaluating(region, not training), evaluating(reference, not training):
+            return difference(run(region, args, kwargs), run(reference, args, kwargs)) is None
+    except Exception:
+        return False

@@ -1,0 +1,53 @@
+"""Parametrized weights become plain ones in the region, and stay what they are in the model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import utils
+from torch.nn.utils import parametrizations, parametrize
+
+from fxquant.capture import capture
+from fxquant.capture.capture import Method
+
+
+def old(apply: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], nn.Module]:
+    def quiet(module: nn.Module) -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return apply(module)
+
+    return quiet
+
+
+NORMS = {
+    "weight_norm": parametrizations.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "old_weight_norm": old(utils.weight_norm),
+    "old_spectral_norm": old(utils.spectral_norm),
+}
+
+
+@pytest.mark.parametrize("method", ["symbolic", "export"])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+def test_weights_are_baked_on_the_clone_only(norm: str, method: Method, mode: bool) -> None:
+    model = nn.Sequential(NORMS[norm](nn.Conv2d(3, 4, 3)), nn.ReLU())
+    model(torch.randn(2, 3, 8, 8))
+    model.eval()
+    keys, x = list(model.state_dict()), torch.randn(2, 3, 8, 8)
+    expected = model(x)
+    if mode and "spectral" in norm:
+        pytest.skip("spectral norm takes a power iteration in train mode, so its weight is not the one that is baked")
+    region = capture(model.train(mode), (x,), method=method)
+    conv = region.get_submodule("0")
+    assert type(conv) is nn.Conv2d
+    assert sorted(region.state_dict()) == ["0.bias", "0.weight"]
+    assert torch.allclose(region(x), expected, atol=1e-6)
+    assert list(model.state_dict()) == keys
+    assert parametrize.is_parametrized(model[0]) or norm.startswith("old")
+    assert region.get_parameter("0.bias") is model[0].bias
