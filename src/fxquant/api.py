@@ -14,7 +14,7 @@ from fxquant.core.mapping import QConfigMapping
 from fxquant.core.target import Target
 from fxquant.errors import CalibrationError, ConfigError
 from fxquant.flows.calibrate import calibrate
-from fxquant.quantize_fx import Method, convert_fx, prepare_fx
+from fxquant.quantize_fx import Engine, Method, convert_fx, prepare_fx
 from fxquant.targets import by_name
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
 
@@ -31,7 +31,7 @@ def quantize(
     method: Method = "auto",
     num_batches: int | None = None,
     strict: bool = True,
-    engine: str = "reference",
+    engine: Engine = "onednn",
 ) -> Region:
     """Quantize a model in one call: prepare, calibrate, convert.
 

@@ -2,7 +2,7 @@
 
 fuse_fx      capture, fold_bn
 prepare_fx   capture, fold_bn, drop_noops, annotate, insert
-convert_fx   convert
+convert_fx   convert, lower
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor, fx, nn
 
@@ -22,6 +22,7 @@ from fxquant.core.mapping import Rules
 from fxquant.core.ops import OPS
 from fxquant.core.target import Target
 from fxquant.core.verify import run_passes
+from fxquant.engines.lower import lower
 from fxquant.errors import ConfigError, StageError
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.passes.annotate import annotate
@@ -33,7 +34,7 @@ from fxquant.passes.insert import insert
 from fxquant.targets import by_name
 
 Method = Literal["auto", "symbolic", "export"]
-ENGINES = ("reference",)
+Engine = Literal["onednn", "reference"]
 
 
 def fuse_fx(
@@ -115,21 +116,26 @@ def convert_fx(
     backend_config: object = None,
     keep_original_weights: bool = False,
     *,
-    engine: str = "reference",
+    engine: Engine = "onednn",
 ) -> Region:
-    """Turn a calibrated model into one with int8 weights on plain integer tensors (QDQ). The input is not changed."""
+    """Turn a calibrated model into one with int8 weights on plain integer tensors. The input is not changed.
+
+    "onednn" runs it on torch's int8 kernels, "reference" is the plain quantize/dequantize graph; their outputs agree.
+    """
     _refuse_backend_config(backend_config)
     if qconfig_mapping is not None:
         raise ConfigError("convert_fx(qconfig_mapping=...): rules are given to prepare_fx. Leave it out here.")
     if keep_original_weights:
         raise ConfigError("convert_fx(keep_original_weights=True): keep the float model instead; it is not changed.")
-    if engine not in ENGINES:
-        raise ConfigError(f"engine {engine!r} is unknown. Known: {', '.join(ENGINES)}.")
+    if engine not in get_args(Engine):
+        raise ConfigError(f"engine {engine!r} is unknown. Known: {', '.join(get_args(Engine))}.")
     if isinstance(convert_custom_config, Mapping):
         ConvertCustomConfig.from_dict(convert_custom_config)
     _check_calibrated(graph_module)
     converted = copy.deepcopy(graph_module)
     run_passes(converted, (("convert", convert),), "converted")
+    if engine == "onednn":
+        run_passes(converted, (("lower", lower),), "converted")
     assert isinstance(converted, Region)
     return converted
 

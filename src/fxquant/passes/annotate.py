@@ -83,7 +83,8 @@ def _why_not(candidate: Candidate, static: dict[fx.Node, Candidate], dropped: di
     node = candidate.node
     operands = [n for n in activation_nodes(node, candidate.op) if is_float_tensor(n)]
     for operand in operands:
-        if not is_int8(operand) and operand.op not in _SOURCES:
+        # a tensor made of nothing, such as torch.ones(8), is as good as a buffer
+        if not is_int8(operand) and operand.op not in _SOURCES and operand.all_input_nodes:
             return f"its operand {operand.name} is float"
     if operands and not any(is_int8(operand) for operand in operands):
         return "no operand comes from an int8 kernel"

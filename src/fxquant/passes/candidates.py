@@ -89,18 +89,19 @@ def find_candidates(
 def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region: Region) -> Candidate | str:
     """A candidate, or the reason why not."""
     qconfig = choice.qconfig
-    if op is None or op.role is Role.FLOAT:
+    if op is None:
         return "not in the op table"
+    if op.role is Role.FLOAT:
+        return f"{op.kind} runs in float"
     if qconfig is None:
         return "the rule leaves it in float" if choice.rule != "global" else "no rule asks for quantization"
     if node.meta.get("mutated"):
         return "its tensor is changed in place"
-    if op.unless is not None and (reason := op.unless(node)) is not None:
+    module = region.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if op.unless is not None and (reason := op.unless(node, module)) is not None:
         return reason
-    if op.has_weight and node.op != "call_module":
+    if op.has_weight and module is None:
         return "its weight is computed at run time"
-    if (reason := _module_reason(node, region)) is not None:
-        return reason
     mode = _mode(op, qconfig)
     if mode is None:
         return _mode_reason(op, qconfig)
@@ -110,7 +111,7 @@ def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region:
         info = tensor_info(operand)
         if info is not None and not info.is_float:
             return f"operand {operand.name} is {str(info.dtype).removeprefix('torch.')}"
-    weight = weight_spec(op, qconfig, region.get_submodule(str(node.target))) if op.has_weight else None
+    weight = weight_spec(op, qconfig, module) if op.has_weight and module is not None else None
     return Candidate(node=node, op=op, qconfig=qconfig, rule=choice.rule, mode=mode, weight=weight)
 
 
@@ -129,17 +130,6 @@ def _mode_reason(op: Op, qconfig: QConfig) -> str:
         return "the qconfig has no weight spec"
     mode = "weight-only" if qconfig.activation is None else "dynamic"
     return f"{mode} quantization is for ops with weights"
-
-
-def _module_reason(node: fx.Node, region: Region) -> str | None:
-    if node.op != "call_module":
-        return None
-    module = region.get_submodule(str(node.target))
-    if isinstance(module, nn.Embedding) and module.max_norm is not None:
-        return "embedding with max_norm changes its own weight"
-    if getattr(module, "return_indices", False):
-        return "pooling returns indices"
-    return None
 
 
 def weight_spec(op: Op, qconfig: QConfig, module: nn.Module) -> Spec | None:

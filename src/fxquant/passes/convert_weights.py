@@ -36,6 +36,15 @@ class QuantizedWeight(nn.Module):
         super().__init__()
         self.kind = kind
         self.spec = spec
+        self.generation = 0  # counts changes of the tensors, for kernels that hold a packed copy
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.generation += 1
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self.generation += 1
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         return f"{self.kind}, {tuple(self.weight.shape)}, {self.spec}"
@@ -64,6 +73,7 @@ def convert_weights(region: Region, ops: OpTable) -> Region:
         if call.path not in holders:
             holders[call.path] = _hold(call, tensors)
     for path, holder in holders.items():
+        _keep_rest(region.get_submodule(path), holder)
         set_submodule(region, path, holder)
     weights: dict[str, fx.Node] = {}
     for call in calls:
@@ -122,6 +132,18 @@ def _hold(call: _Call, tensors: dict[tuple[int, Spec], tuple[Tensor, ...]]) -> Q
     else:
         holder.register_buffer("bias", bias.detach().clone() if isinstance(bias, Tensor) else None)
     return holder
+
+
+def _keep_rest(module: nn.Module, holder: QuantizedWeight) -> None:
+    """What else a user's module of this kind holds: children, and state that other nodes read."""
+    for name, child in module._modules.items():
+        holder.add_module(name, child)
+    for name, parameter in module._parameters.items():
+        if name not in holder._buffers:
+            holder.register_parameter(name, parameter)
+    for name, buffer in module._buffers.items():
+        if name not in holder._buffers:
+            holder.register_buffer(name, buffer, persistent=name not in module._non_persistent_buffers_set)
 
 
 def _dequantize(graph: fx.Graph, path: str, holder: QuantizedWeight, dtype: torch.dtype) -> fx.Node:

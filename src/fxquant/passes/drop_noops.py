@@ -1,22 +1,48 @@
-"""Remove what does nothing at inference: dropout in eval mode and `nn.Identity`. Only for post-training flows."""
+"""Remove what does nothing at inference: dropout in eval mode, `nn.Identity`, and casts to the dtype a tensor has.
+
+Only for post-training flows.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import fx, nn
 
-from fxquant.core.graph import Region
+from fxquant.core.graph import Region, tensor_info
 from fxquant.core.ops import OPS, OpTable
 
 
 def drop_noops(region: Region, ops: OpTable = OPS) -> Region:
-    """Route the users of dropout and identity modules to their input."""
+    """Route the users of a node that does nothing to its input."""
     for node in list(region.graph.nodes):
-        op = ops.of_node(node, region)
-        if op is None or node.op != "call_module" or op.kind not in ("dropout", "identity"):
-            continue
-        module, source = region.get_submodule(str(node.target)), node.args[0] if node.args else None
-        if isinstance(source, fx.Node) and (isinstance(module, nn.Identity) or not module.training):
+        source = node.args[0] if node.args else None
+        if isinstance(source, fx.Node) and _does_nothing(node, source, region, ops):
             node.replace_all_uses_with(source)
             region.graph.erase_node(node)
+    region.graph.eliminate_dead_code()
     region.recompile()
     return region
+
+
+def _does_nothing(node: fx.Node, source: fx.Node, region: Region, ops: OpTable) -> bool:
+    op = ops.of_node(node, region)
+    if op is None:
+        return False
+    if op.kind in ("dropout", "identity") and node.op == "call_module":
+        module = region.get_submodule(str(node.target))
+        return isinstance(module, nn.Identity) or not module.training
+    if op.kind != "cast" or node.meta.get("mutated"):
+        return False
+    before, after = tensor_info(source), tensor_info(node)
+    if before is None or after is None or before.dtype != after.dtype:
+        return False
+    return all(map(_is_dtype, (*node.args[1:], *node.kwargs.values())))
+
+
+def _is_dtype(value: Any) -> bool:
+    """Whether an argument of a cast says a dtype, or nothing; it might say a device or a memory format."""
+    if isinstance(value, fx.Node):
+        return tensor_info(value) is not None or value.args[1:] == ("dtype",)
+    return value is None or isinstance(value, (torch.dtype, bool))

@@ -1,0 +1,150 @@
+"""Lower a converted graph to int8 kernels: the oneDNN engine.
+
+    dq -> conv -> [add dq] -> [relu] -> q     becomes one kernel from integers to integers
+    dq -> max_pool / reshape / cat ... -> q   runs on the integers where the grid stays the same
+    what is left of q and dq                  becomes single-pass kernels
+
+What has no kernel runs as before, dq -> float op -> q, and its Decision says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import fx, nn
+
+from fxquant.core.graph import Region, decode_graph, encode_graph, free_path
+from fxquant.core.ops import OPS, OpTable
+from fxquant.core.plan import decision_of
+from fxquant.engines import kernels
+from fxquant.engines.followers import lower_follower
+from fxquant.engines.match import Group, dtype_of, grid_of, is_dequantize, is_quantize, match_group
+from fxquant.engines.onednn_kernels import Accumulate, ConvKernel, LinearKernel, Output, Tail
+from fxquant.engines.support import TAILS, explicit_padding, supports, tail_of
+
+_WEIGHTED = ("conv1d", "conv2d", "conv3d", "linear")
+
+
+def lower(region: Region, ops: OpTable = OPS) -> Region:
+    """Rewrite the graph of a converted region, in place, to run on oneDNN."""
+    region._region.reference = encode_graph(region.graph)
+    region._region.kernel_path = free_path(region, "kernels")
+    region.add_module(region._region.kernel_path, nn.ModuleDict())
+    for node in list(region.graph.nodes):
+        op = ops.of_node(node, region)
+        if op is not None and op.kind in _WEIGHTED and node.op == "call_function":
+            _lower_weighted(region, node, op.kind, ops)
+    for node in list(region.graph.nodes):
+        if node.op in ("call_function", "call_method", "call_module"):
+            lower_follower(region, node, ops)
+    for node in list(region.graph.nodes):
+        _lower_boundary(region, node)
+    region.graph.eliminate_dead_code()
+    region.graph.lint()
+    region.recompile()
+    return region
+
+
+def unlower(region: Region) -> Region:
+    """Put the QDQ graph back, in place."""
+    if region._region.reference is not None:
+        region.delete_submodule(region._region.kernel_path)
+        region.graph = decode_graph(region._region.reference)
+        region._region.reference, region._region.kernel_path = None, ""
+    return region
+
+
+def _lower_weighted(region: Region, node: fx.Node, kind: str, ops: OpTable) -> None:
+    residual = kind in ("conv2d", "linear") and supports(kind, "relu", True)
+    tails = frozenset(name for name in TAILS if supports(kind, name, False))
+    group = match_group(region, node, ops, tails, residual)
+    if isinstance(group, Group) and group.other is not None and group.tail is not None:
+        tail_kind = ops.of_node(group.tail, region)
+        if tail_kind is None or not supports(kind, tail_kind.kind, True):
+            group = match_group(region, node, ops, frozenset(), residual)
+    reason = group if isinstance(group, str) else _emit(region, group, ops)
+    decision = decision_of(node)
+    if reason is not None and decision is not None and decision.status == "int8":
+        node.meta["decision"] = dataclasses.replace(decision, status="float", reason=f"{reason}; {decision.reason}")
+
+
+def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
+    """Put the kernel in; the reason why not if it cannot be."""
+    tail = tail_of(region, group.tail, ops) if group.tail is not None else Tail()
+    if tail is None:
+        return "its activation has settings that the kernel lacks"
+    end = group.quantize or group.nodes[-1]
+    accumulate = _accumulate(region, group)
+    output = Output()
+    if group.quantize is not None:
+        scale, zero_point = grid_of(group.quantize)
+        output = Output(dtype=dtype_of(group.quantize), scale=scale, zero_point=zero_point)
+    if group.kind == "linear":
+        kernel: nn.Module = LinearKernel(group.holder, group.x_grid, output, tail, accumulate)
+    else:
+        stride, padding, dilation, groups = group.node.args[3:7]
+        pads = explicit_padding(padding, group.holder.weight.shape[2:], dilation)
+        if pads is None:
+            return "'same' padding that is not symmetric"
+        geometry = (stride, pads, dilation, groups)
+        kernel = ConvKernel(group.holder, group.x_grid, output, tail, accumulate, geometry)  # type: ignore[arg-type]
+    container = region.get_submodule(region._region.kernel_path)
+    assert isinstance(container, nn.ModuleDict)
+    container[group.node.name] = kernel
+    with region.graph.inserting_before(end):
+        args = (group.x,) if group.other is None else (group.x, group.other)
+        call = region.graph.call_module(f"{region._region.kernel_path}.{group.node.name}", args)
+        result = call
+        if group.quantize is not None:
+            result = _clamp(region.graph, call, group.quantize)
+    call.meta.update(group.node.meta)
+    end.replace_all_uses_with(result)
+    for dead in dict.fromkeys((end, *reversed(group.nodes))):
+        region.graph.erase_node(dead)
+    call.name = group.node.name
+    return None
+
+
+def _accumulate(region: Region, group: Group) -> Accumulate | None:
+    """The sum is written over the second tensor, unless something may still read it after this kernel."""
+    if group.other is None or group.other_grid is None:
+        return None
+    order = {node: index for index, node in enumerate(region.graph.nodes)}
+    readers = [reader for user in group.other.users for reader in (user.users if is_dequantize(user) else (user,))]
+    fresh = is_quantize(group.other) or str(group.other.target).startswith(f"{region._region.kernel_path}.")
+    done = all(_is_done(region, reader, group, order) for reader in readers)
+    free = fresh and done and group.other is not group.x
+    return Accumulate(grid=group.other_grid, copy=not free)
+
+
+def _is_done(region: Region, reader: fx.Node, group: Group, order: dict[fx.Node, int]) -> bool:
+    """Whether a reader is this sum itself, or an earlier kernel that made a tensor of its own from it."""
+    if reader in group.nodes:
+        return True
+    makes_own = str(reader.target).startswith(f"{region._region.kernel_path}.")
+    return makes_own and order[reader] < order[group.node]
+
+
+def _clamp(graph: fx.Graph, call: fx.Node, quantize: fx.Node) -> fx.Node:
+    """Kernels saturate at the dtype's ends; a narrower grid needs its own."""
+    low, high, dtype = quantize.args[3:6]
+    info = torch.iinfo(dtype)  # type: ignore[arg-type]
+    if (low, high) == (info.min, info.max):
+        return call
+    return graph.call_method("clamp_", (call, low, high))
+
+
+def _lower_boundary(region: Region, node: fx.Node) -> None:
+    if is_quantize(node):
+        with region.graph.inserting_before(node):
+            new = region.graph.call_function(kernels.quantize, node.args)
+    elif is_dequantize(node):
+        with region.graph.inserting_before(node):
+            new = region.graph.call_function(kernels.dequantize, node.args[:3])
+    else:
+        return
+    new.meta.update(node.meta)
+    node.replace_all_uses_with(new)
+    region.graph.erase_node(node)
+    new.name = node.name

@@ -1,0 +1,173 @@
+"""The oneDNN engine agrees with the reference graph, keeps its state, and says what it could not run in int8."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import fxquant as fq
+from fxquant.engines.lower import lower, unlower
+from fxquant.engines.onednn_kernels import ConvKernel, LinearKernel
+from fxquant.engines.support import TAILS, supports
+from fxquant.numerics.affine import sqnr_db
+from zoo import ZOO
+
+pytestmark = pytest.mark.skipif(not supports("conv2d", "relu", False), reason="this torch has no oneDNN int8 kernels")
+
+
+def outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> list[Tensor]:
+    with torch.no_grad():
+        return [leaf for leaf in tree_leaves(model(*args, **(kwargs or {}))) if isinstance(leaf, Tensor)]
+
+
+def both(model: nn.Module, *args: Any, mapping: Any = None, **kwargs: Any) -> tuple[nn.Module, nn.Module]:
+    reference = fq.quantize(
+        model.eval(),
+        [args or kwargs],
+        qconfig_mapping=mapping,
+        example_inputs=args,
+        example_kwargs=kwargs,
+        engine="reference",
+    )
+    return reference, lower(copy.deepcopy(reference))
+
+
+def assert_one_step(reference: Tensor, actual: Tensor, step: float) -> None:
+    assert (reference - actual).abs().max() <= step * 1.01
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_agrees_with_the_reference(name: str) -> None:
+    entry = ZOO[name]
+    torch.manual_seed(0)
+    model, args, kwargs = entry.build().eval(), entry.inputs(), entry.kwargs()
+    reference, lowered = both(model, *args, **kwargs)
+    for expected, actual in zip(outputs(reference, args, kwargs), outputs(lowered, args, kwargs), strict=True):
+        # rounding ties may fall the other way, a step of one tensor on the way; nothing else may differ
+        assert sqnr_db(expected, actual) > 50
+    assert lowered.state_dict().keys() == reference.state_dict().keys()
+    for twin in (copy.deepcopy(lowered), pickle.loads(pickle.dumps(lowered))):
+        for left, right in zip(outputs(lowered, args, kwargs), outputs(twin, args, kwargs), strict=True):
+            assert torch.equal(left, right)
+    back = unlower(copy.deepcopy(lowered))
+    for left, right in zip(outputs(reference, args, kwargs), outputs(back, args, kwargs), strict=True):
+        assert torch.equal(left, right)
+
+
+class Residual(nn.Module):
+    """The tensor that is added to is also read later, as int8 and through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Conv2d(16, 16, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.a(x))
+        y = torch.relu(self.b(x) + x)
+        return self.c(y) + self.d(x.flatten(1).view_as(x))
+
+
+def test_the_accumulated_tensor_is_copied_while_it_is_needed() -> None:
+    x = torch.randn(2, 16, 8, 8)
+    reference, lowered = both(Residual(), x)
+    assert any(k.accumulate is not None and k.accumulate.copy for k in lowered.kernels.values())
+    assert sqnr_db(reference(x), lowered(x)) > 50
+    assert torch.equal(lowered(x), lowered(x))
+
+
+@pytest.mark.parametrize("groups", [1, 4, 16], ids="groups{}".format)
+@pytest.mark.parametrize("stride", [1, 2], ids="stride{}".format)
+@pytest.mark.parametrize("kernel", [1, 3], ids="kernel{}".format)
+@pytest.mark.parametrize("dims", [1, 2, 3], ids="{}d".format)
+def test_convolutions(dims: int, kernel: int, stride: int, groups: int) -> None:
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    model = conv(16, 32, kernel, stride, padding=kernel // 2, dilation=1, groups=groups)
+    x = torch.randn(2, 16, *(7,) * dims) + 0.7
+    reference, lowered = both(nn.Sequential(model), x)
+    assert any(isinstance(module, ConvKernel) for module in lowered.modules())
+    torch.testing.assert_close(lowered(x), reference(x), rtol=1e-4, atol=1e-4)
+
+
+class Activation(nn.Module):
+    def __init__(self, first: nn.Module, act: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.first, self.act, self.last = first, act, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.act(self.first(x)))
+
+
+ACTIVATIONS = {
+    "relu": nn.ReLU(),
+    "relu6": nn.ReLU6(),
+    "hardtanh": nn.Hardtanh(-0.3, 0.4),
+    "hardswish": nn.Hardswish(),
+    "silu": nn.SiLU(),
+    "gelu": nn.GELU(),
+    "gelu_tanh": nn.GELU(approximate="tanh"),
+    "tanh": nn.Tanh(),
+    "leaky_relu": nn.LeakyReLU(0.2),
+    "sigmoid": nn.Sigmoid(),
+    "hardsigmoid": nn.Hardsigmoid(),
+}
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize("kind", ["conv2d", "linear"])
+def test_activations(kind: str, act: str) -> None:
+    make = (lambda: nn.Conv2d(8, 8, 1)) if kind == "conv2d" else (lambda: nn.Linear(8, 8))
+    x = torch.randn(2, 8, 8, 8)
+    reference, lowered = both(Activation(make(), ACTIVATIONS[act], make()), x)
+    assert sqnr_db(reference(x), lowered(x)) > 45
+
+
+def test_every_tail_is_tried_before_it_is_used() -> None:
+    for kind in ("conv2d", "linear"):
+        assert supports(kind, "relu", False)
+        assert {tail for tail in TAILS if supports(kind, tail, False)}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 3, 8], ids=str)
+def test_other_batch_sizes(batch: int) -> None:
+    reference, lowered = both(
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)), torch.randn(2, 3, 8, 8)
+    )
+    x = torch.randn(batch, 3, 8, 8)
+    torch.testing.assert_close(lowered(x), reference(x), rtol=1e-4, atol=1e-3)
+
+
+def test_narrow_grids_saturate_at_their_own_ends() -> None:
+    qconfig = fq.QConfig(activation=fq.Spec(bits=7, signed=False, symmetric=False), weight=fq.default_qconfig.weight)
+    mapping = fq.QConfigMapping().set_global(qconfig)
+    x = torch.randn(2, 8, 8, 8)
+    reference, lowered = both(nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1)), x, mapping=mapping)
+    big = x * 10
+    torch.testing.assert_close(lowered(big), reference(big), rtol=1e-4, atol=1e-4)
+
+
+def test_what_no_kernel_takes_is_named() -> None:
+    qconfig = fq.QConfig(activation=fq.Spec(), weight=fq.default_qconfig.weight)  # signed activations
+    quantized = fq.quantize(
+        nn.Sequential(nn.Linear(8, 8)).eval(),
+        [torch.randn(2, 8)],
+        qconfig_mapping=fq.QConfigMapping().set_global(qconfig),
+    )
+    assert not any(isinstance(module, LinearKernel) for module in quantized.modules())
+    row = next(iter(fq.explain(quantized)))
+    assert row.status == "float"
+    assert "takes uint8 inputs" in row.reason
+
+
+def test_load_state_dict_reaches_the_kernels() -> None:
+    x = torch.randn(2, 8)
+    first, second = (fq.quantize(nn.Sequential(nn.Linear(8, 8)).eval(), [x]) for _ in range(2))
+    second(x)
+    second.load_state_dict(first.state_dict())
+    # the scales of activations are in the graph, so both must have seen the same data to agree
+    assert torch.equal(first(x), second(x))
