@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from fxquant.api import quantize
+from fxquant.api import load, quantize, save
 from fxquant.core.custom_config import ConvertCustomConfig, FuseCustomConfig, PrepareCustomConfig
 from fxquant.core.mapping import QConfigMapping
 from fxquant.core.qconfig import QConfig
 from fxquant.core.spec import Spec
 from fxquant.core.target import Target
-from fxquant.errors import CalibrationError, CaptureError, ConfigError, FxQuantError, StageError, VerifyError
+from fxquant.errors import (
+    ArchiveError,
+    CalibrationError,
+    CaptureError,
+    ConfigError,
+    FxQuantError,
+    StageError,
+    VerifyError,
+)
 from fxquant.flows.calibrate import calibrate
 from fxquant.quantize_fx import convert_fx, convert_to_reference_fx, fuse_fx, prepare_fx
 from fxquant.report.explain import explain
@@ -24,6 +32,7 @@ from fxquant.targets.defaults import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArchiveError",
     "CalibrationError",
     "CaptureError",
     "ConfigError",
@@ -48,7 +57,9 @@ __all__ = [
     "get_default_qconfig",
     "get_default_qconfig_mapping",
     "int4_weight_only_qconfig",
+    "load",
     "prepare_fx",
     "quantize",
+    "save",
     "weight_only_qconfig",
 ]

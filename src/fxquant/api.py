@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,8 +14,9 @@ from fxquant.core.graph import Region
 from fxquant.core.mapping import QConfigMapping
 from fxquant.core.target import Target
 from fxquant.errors import CalibrationError, ConfigError
+from fxquant.export.archive import read_archive, write_archive
 from fxquant.flows.calibrate import calibrate
-from fxquant.quantize_fx import Engine, Method, convert_fx, prepare_fx
+from fxquant.quantize_fx import Engine, Method, apply_engine, convert_fx, prepare_fx
 from fxquant.targets import by_name
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
 
@@ -100,3 +102,20 @@ def _as_example(batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str
         needed = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
         return tuple(batch[: max(1, len(needed))]), None
     return (batch,), None
+
+
+def save(model: nn.Module, path: str | Path) -> Path:
+    """Write a converted model into one self-contained file, with int8 weights inside. `load` reads it anywhere."""
+    target = Path(path)
+    write_archive(model, target)
+    return target
+
+
+def load(path: str | Path, float_model: nn.Module | None = None, *, engine: Engine = "onednn") -> nn.Module:
+    """Read a model that `save` wrote, and lower it for this machine. Nothing from the file is run as code.
+
+    A model that is one graph needs no class. One with several regions, or with modules of the user's own inside, needs
+    the float model to take these from.
+    """
+    model = read_archive(Path(path), float_model)
+    return apply_engine(model, engine)

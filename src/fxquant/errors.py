@@ -23,5 +23,9 @@ class CalibrationError(FxQuantError, RuntimeError):
     """Calibration data that cannot be used (NaN, no batches, inputs that do not fit the model)."""
 
 
+class ArchiveError(FxQuantError, ValueError):
+    """A file that cannot be read as a saved model, or a model that cannot be saved as one."""
+
+
 class VerifyError(FxQuantError, AssertionError):
     """A pass broke an invariant of its stage; names the pass, the region and the node."""

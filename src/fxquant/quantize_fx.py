@@ -127,17 +127,28 @@ def convert_fx(
         raise ConfigError("convert_fx(qconfig_mapping=...): rules are given to prepare_fx. Leave it out here.")
     if keep_original_weights:
         raise ConfigError("convert_fx(keep_original_weights=True): keep the float model instead; it is not changed.")
-    if engine not in get_args(Engine):
-        raise ConfigError(f"engine {engine!r} is unknown. Known: {', '.join(get_args(Engine))}.")
+    _check_engine(engine)
     if isinstance(convert_custom_config, Mapping):
         ConvertCustomConfig.from_dict(convert_custom_config)
     _check_calibrated(graph_module)
     converted = copy.deepcopy(graph_module)
     run_passes(converted, (("convert", convert),), "converted")
-    if engine == "onednn":
-        run_passes(converted, (("lower", lower),), "converted")
+    apply_engine(converted, engine)
     assert isinstance(converted, Region)
     return converted
+
+
+def apply_engine(model: nn.Module, engine: Engine) -> nn.Module:
+    """Make the regions of a converted model (QDQ graphs) run on an engine, in place."""
+    _check_engine(engine)
+    if engine == "onednn":
+        run_passes(model, (("lower", lower),), "converted")
+    return model
+
+
+def _check_engine(engine: str) -> None:
+    if engine not in get_args(Engine):
+        raise ConfigError(f"engine {engine!r} is unknown. Known: {', '.join(get_args(Engine))}.")
 
 
 def convert_to_reference_fx(

@@ -1,0 +1,155 @@
+"""save and load: bit-equal, self-contained, and nothing from a file is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import fxquant as fq
+from fxquant.export import archive
+from zoo import ZOO
+
+
+def outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    with torch.no_grad():
+        return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
+
+
+@pytest.mark.parametrize("engine", ["onednn", "reference"])
+@pytest.mark.parametrize("name", ZOO)
+def test_round_trip_is_bit_equal(name: str, engine: str, tmp_path: Path) -> None:
+    entry = ZOO[name]
+    torch.manual_seed(0)
+    model, args, kwargs = entry.build().eval(), entry.inputs(), entry.kwargs()
+    quantized = fq.quantize(model, [args or kwargs], example_inputs=args, example_kwargs=kwargs, engine=engine)
+    loaded = fq.load(fq.save(quantized, tmp_path / "model.safetensors"), engine=engine)
+    for left, right in zip(outputs(quantized, args, kwargs), outputs(loaded, args, kwargs), strict=True):
+        assert torch.equal(left, right)
+    assert fq.explain(loaded) == fq.explain(quantized)
+    again = fq.load(fq.save(loaded, tmp_path / "again.safetensors"), engine=engine)
+    for left, right in zip(outputs(loaded, args, kwargs), outputs(again, args, kwargs), strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
+def test_other_modes(mode: str, tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).eval(), torch.randn(4, 32)
+    quantized = fq.quantize(model, mode=mode, example_inputs=(x,))
+    assert torch.equal(fq.load(fq.save(quantized, tmp_path / "m.safetensors"))(x), quantized(x))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3)).eval()
+    return fq.save(fq.quantize(model, [torch.randn(1, 3, 8, 8)]), tmp_path / "model.safetensors")
+
+
+def test_the_file_is_small(saved: Path, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3))
+    torch.save(model.state_dict(), tmp_path / "float.pt")
+    assert (
+        saved.stat().st_size < 0.32 * (tmp_path / "float.pt").stat().st_size
+    )  # the header weighs on a model this small
+
+
+def test_user_modules_come_from_the_float_model(tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.odd = nn.Linear(4, 4), Odd()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.odd(self.fc(x))
+
+    model, x = Net().eval(), torch.randn(2, 4)
+    config = fq.PrepareCustomConfig().set_non_traceable_module_classes([Odd])
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,), config)
+    quantized = fq.convert_fx(fq.calibrate(prepared, [x]))
+    path = fq.save(quantized, tmp_path / "m.safetensors")
+    with pytest.raises(fq.ArchiveError, match=r"class .*Odd.*load\(path, float_model\)"):
+        fq.load(path)
+    assert torch.equal(fq.load(path, model)(x), quantized(x))
+
+
+def test_truncated(saved: Path) -> None:
+    saved.write_bytes(saved.read_bytes()[:-100])
+    with pytest.raises(fq.ArchiveError, match="cut short"):
+        fq.load(saved)
+
+
+def test_altered_tensor(saved: Path) -> None:
+    data = bytearray(saved.read_bytes())
+    data[-1] ^= 1
+    saved.write_bytes(data)
+    with pytest.raises(fq.ArchiveError, match="altered"):
+        fq.load(saved)
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(fq.ArchiveError, match="not one that fxquant"):
+        fq.load(tmp_path / "other.safetensors")
+    torch.save(nn.Linear(2, 2), tmp_path / "pickle.pt")
+    with pytest.raises(fq.ArchiveError, match="not a saved model"):
+        fq.load(tmp_path / "pickle.pt")
+    with pytest.raises(fq.ArchiveError, match="no file"):
+        fq.load(tmp_path / "missing.safetensors")
+
+
+def forge(path: Path, change: Any) -> None:
+    """Rewrite a file's header and give it a digest that fits."""
+    with safe_open(path, framework="pt") as file:
+        metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    header = json.loads(metadata["fxquant"])
+    change(header["regions"][0])
+    text = json.dumps(header)
+    save_file(tensors, path, {"fxquant": text, "digest": archive._digest(text, tensors)})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["call_function", "evil", "os.system", ["tuple", "true"], ["dict"], ["dict"]],
+        ["call_function", "evil", "torch.load", ["tuple", "x"], ["dict"], ["dict"]],
+        ["call_function", "evil", "torch.hub.load", ["tuple", "x"], ["dict"], ["dict"]],
+        ["call_function", "evil", "builtins.eval", ["tuple", "1"], ["dict"], ["dict"]],
+        ["call_function", "evil", "getattr", ["tuple", ["node", "input_1"], "__class__"], ["dict"], ["dict"]],
+        ["call_method", "evil", "__reduce_ex__", ["tuple", ["node", "input_1"], 4], ["dict"], ["dict"]],
+        ["call_function", "evil", "operator.methodcaller", ["tuple", "x"], ["dict"], ["dict"]],
+    ],
+    ids=lambda row: f"{row[2]}",
+)
+def test_forged_calls_are_refused(saved: Path, row: list[Any]) -> None:
+    forge(saved, lambda region: region["graph"].insert(1, row))
+    with pytest.raises(fq.ArchiveError, match="the graph"):
+        fq.load(saved)
+
+
+def test_forged_module_class_is_refused(saved: Path) -> None:
+    forge(
+        saved,
+        lambda region: region["modules"].update(x={"class": "Parameter", "settings": ["dict"], "training": False}),
+    )
+    with pytest.raises(fq.ArchiveError, match="does not have"):
+        fq.load(saved)
+
+
+def test_only_converted_models_are_saved(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2)).eval()
+    with pytest.raises(fq.ArchiveError, match="converted"):
+        fq.save(model, tmp_path / "x")
+    with pytest.raises(fq.ArchiveError, match="cannot write"):
+        fq.save(fq.quantize(model, [torch.randn(2, 2)]), tmp_path / "no" / "such" / "folder.safetensors")
