@@ -34,7 +34,7 @@ def may_alias_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
         if op is not None:
             return op.kind in _VIEWS or bool(getattr(module, "inplace", False))
         return not type(module).__module__.startswith("torch.nn") or bool(getattr(module, "inplace", False))
-    if op is not None and op.kind in ("dropout", "identity"):
+    if op is not None and op.kind in ("dropout", "identity", "cast"):
         return True
     name = str(getattr(node.target, "__name__", node.target)).split(".")[0]
     if node.target in (operator.getitem, getattr):
@@ -58,7 +58,7 @@ class AliasSets:
                 continue
             if node in mutates:
                 self._join(node, mutates[node])  # an in-place op returns what it mutates
-            elif may_alias_input(node, root, ops):
+            elif node.users and may_alias_input(node, root, ops):
                 for source in node.all_input_nodes:
                     self._join(node, source)
 

@@ -34,6 +34,8 @@ class Stock:
 def read_call(node: fx.Node) -> Arguments | None:
     """The arguments by canonical name, defaults filled in; None if the spelling has no known signature."""
     target: Any = node.target
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = getattr(target, target.overloads()[0])
     if not isinstance(target, torch._ops.OpOverload):
         try:
             bound = inspect.signature(target).bind(*node.args, **node.kwargs)
@@ -41,7 +43,7 @@ def read_call(node: fx.Node) -> Arguments | None:
             packet = getattr(torch.ops.aten, str(getattr(target, "__name__", target)), None)
             if packet is None:
                 return None
-            target = packet.default
+            target = getattr(packet, packet.overloads()[0])
         else:
             bound.apply_defaults()
             return {_NAMES.get(key, key): value for key, value in bound.arguments.items()}

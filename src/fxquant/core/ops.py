@@ -32,8 +32,8 @@ class Role(enum.Enum):
 class Op:
     """One row. `params` names the positional parameters of the functional spelling; `operands` are the positions of
     the activations among them (a list-valued argument counts as all its elements). `inplace` maps the in-place
-    functions and methods to their twins. `channel_axis` is the output-channel axis of the weight. `unless` returns
-    the reason why a given node of this kind has to stay in float, or None.
+    functions and methods to their twins. `channel_axis` is the output-channel axis of the weight. `unless` is asked
+    about a node and the module that it calls, if any: the reason why it has to stay in float, or None.
     """
 
     kind: str
@@ -49,22 +49,23 @@ class Op:
     weight: str | None = None
     channel_axis: int = 0
     range: tuple[float, float] | None = None
-    unless: Callable[[fx.Node], str | None] | None = None
+    unless: Callable[[fx.Node, nn.Module | None], str | None] | None = None
 
     @property
     def has_weight(self) -> bool:
         return self.weight is not None
 
 
+# one parameter, by the names that PyTorch gives it in different spellings
+_ALSO_CALLED = {"input": ("self",), "other": ("mat2",), "mat1": ("batch1",), "mat2": ("batch2",)}
+
+
 def argument(node: fx.Node, op: Op, index: int, default: Any = None) -> Any:
     """The argument at a position of the functional spelling, given by position or by name."""
     if index < len(node.args):
         return node.args[index]
-    if index < len(op.params) and op.params[index] in node.kwargs:
-        return node.kwargs[op.params[index]]
-    if index == 0 and "self" in node.kwargs:
-        return node.kwargs["self"]
-    return default
+    name: str = op.params[index] if index < len(op.params) else ""
+    return next((node.kwargs[n] for n in (name, *_ALSO_CALLED.get(name, ())) if n in node.kwargs), default)
 
 
 def activation_nodes(node: fx.Node, op: Op) -> list[fx.Node]:
@@ -77,9 +78,15 @@ def activation_nodes(node: fx.Node, op: Op) -> list[fx.Node]:
     return found
 
 
-def _pad_reason(node: fx.Node) -> str | None:
-    mode = node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")
-    value = node.args[3] if len(node.args) > 3 else node.kwargs.get("value")
+def _settings(node: fx.Node, module: nn.Module | None) -> Mapping[str, Any]:
+    return node.kwargs if module is None else vars(module)
+
+
+def _pad_reason(node: fx.Node, module: nn.Module | None) -> str | None:
+    mode: Any = node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")
+    value: Any = node.args[3] if len(node.args) > 3 else node.kwargs.get("value")
+    if module is not None:  # only the constant pads have a value
+        value = getattr(module, "value", None)
     if isinstance(mode, (int, float)):  # ATen: constant_pad_nd(input, pad, value)
         mode, value = "constant", mode
     if mode == "constant" and value not in (None, 0, 0.0):
@@ -87,12 +94,14 @@ def _pad_reason(node: fx.Node) -> str | None:
     return None
 
 
-def _einsum_reason(node: fx.Node) -> str | None:
+def _einsum_reason(node: fx.Node, module: nn.Module | None) -> str | None:
     equation = node.args[0] if node.args else node.kwargs.get("equation")
-    if not isinstance(equation, str) or "->" not in equation or "." in equation:
+    if not isinstance(equation, str):
         return "einsum is not a plain product of two tensors"
-    inputs, output = equation.replace(" ", "").split("->")
+    inputs, arrow, output = equation.replace(" ", "").replace("...", ".").partition("->")
     terms = inputs.split(",")
+    if not arrow:  # what occurs once is in the output
+        output = "".join(sorted(index for index in {*inputs} - {","} if index == "." or inputs.count(index) == 1))
     if len(terms) != 2 or any(len(set(term)) != len(term) for term in (*terms, output)):
         return "einsum is not a plain product of two tensors"
     if not set(terms[0]) & set(terms[1]) - set(output):
@@ -100,15 +109,39 @@ def _einsum_reason(node: fx.Node) -> str | None:
     return None
 
 
-def _embedding_reason(node: fx.Node) -> str | None:
-    if node.kwargs.get("max_norm") is not None:
+def _embedding_reason(node: fx.Node, module: nn.Module | None) -> str | None:
+    if _settings(node, module).get("max_norm") is not None:
         return "embedding with max_norm changes its own weight"
     return None
 
 
-def _max_pool_reason(node: fx.Node) -> str | None:
-    if node.kwargs.get("return_indices"):
-        return "pooling returns indices"
+def _max_pool_reason(node: fx.Node, module: nn.Module | None) -> str | None:
+    several = isinstance(node.meta.get("tensor"), tuple)
+    if several and any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
+        return "its indices are used"
+    return None
+
+
+def _clamp_reason(node: fx.Node, module: nn.Module | None) -> str | None:
+    if len(node.all_input_nodes) > 1:
+        return "its bounds are tensors, which may lie outside the range of its input"
+    return None
+
+
+def _interpolate_reason(node: fx.Node, module: nn.Module | None) -> str | None:
+    aten = isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+    if _settings(node, module).get("mode") == "bicubic" or (aten and "bicubic" in str(node.target)):
+        return "bicubic interpolation overshoots the range of its input"
+    return None
+
+
+def _div_reason(node: fx.Node, module: nn.Module | None) -> str | None:
+    return "rounds its result to whole numbers" if node.kwargs.get("rounding_mode") is not None else None
+
+
+def _view_reason(node: fx.Node, module: nn.Module | None) -> str | None:
+    if any(isinstance(value, torch.dtype) for value in (*node.args, *node.kwargs.values())):
+        return "reads the bits as another dtype"
     return None
 
 
@@ -169,16 +202,28 @@ def _compute() -> Iterable[Op]:
     yield Op(
         kind="matmul",
         role=Role.COMPUTE,
-        functions=(torch.matmul, torch.bmm, torch.mm, operator.matmul),
-        methods=("matmul", "bmm", "mm", "__matmul__"),
-        aten=("matmul", "bmm", "mm"),
+        functions=(torch.matmul, torch.linalg.matmul, torch.bmm, torch.mm, operator.matmul, operator.imatmul),
+        methods=("matmul", "bmm", "mm", "__matmul__", "__rmatmul__"),
+        aten=("matmul", "linalg_matmul", "bmm", "mm"),
         params=_BINARY,
         operands=(0, 1),
+        inplace={operator.imatmul: operator.matmul},
+    )
+    # What is added may be a mask or a bias, so it stays in float.
+    yield Op(
+        kind="addmm",
+        role=Role.COMPUTE,
+        functions=(torch.addmm, torch.baddbmm),
+        methods=("addmm", "addmm_", "baddbmm", "baddbmm_"),
+        aten=("addmm", "addmm_", "baddbmm", "baddbmm_"),
+        params=("input", "mat1", "mat2"),
+        operands=(1, 2),
+        inplace={"addmm_": "addmm", "baddbmm_": "baddbmm"},
     )
     yield Op(
         kind="einsum",
         role=Role.COMPUTE,
-        functions=(torch.einsum, torch.functional.einsum),
+        functions=(torch.einsum,),
         aten=("einsum",),
         params=("equation", "operands", "operands"),
         operands=(1, 2),
@@ -226,22 +271,34 @@ def _own_range() -> Iterable[Op]:
         functions=(F.instance_norm, torch.instance_norm),
         aten=("instance_norm",),
     )
-    for kind, fns, dunder in (
-        ("add", (torch.add, operator.add), "add"),
-        ("sub", (torch.sub, torch.subtract, operator.sub), "sub"),
-        ("mul", (torch.mul, torch.multiply, operator.mul), "mul"),
-        ("div", (torch.div, torch.divide, torch.true_divide, operator.truediv), "truediv"),
+    for kind, dunder, aliases in (
+        ("add", "add", ()),
+        ("sub", "sub", ("subtract",)),
+        ("mul", "mul", ("multiply",)),
+        ("div", "truediv", ("divide", "true_divide")),
     ):
-        in_place = getattr(operator, f"i{dunder}")
+        names = (kind, *aliases)
+        plain, in_place = getattr(operator, dunder), getattr(operator, f"i{dunder}")
+        # rsub(x, y) is y - x: one kind with sub, as for `1 - x` in either capture
+        reverse = ("rsub",) if kind == "sub" else ()
         yield Op(
             kind=kind,
             role=Role.OWN_RANGE,
-            functions=(*fns, in_place),
-            methods=(kind, f"{kind}_", f"__{dunder}__", f"__i{dunder}__", f"__r{dunder}__"),
-            aten=(kind, f"{kind}_"),
+            functions=(*(getattr(torch, name) for name in (*names, *reverse)), plain, in_place),
+            methods=(
+                *names,
+                *(f"{name}_" for name in names),
+                *(f"__{dunder}__", f"__i{dunder}__", f"__r{dunder}__"),
+            ),
+            aten=(*names, *(f"{name}_" for name in names), *reverse),
             params=_BINARY,
             operands=(0, 1),
-            inplace={in_place: fns[-1], f"{kind}_": kind, f"__i{dunder}__": f"__{dunder}__"},
+            inplace={
+                in_place: plain,
+                **{f"{name}_": name for name in names},
+                f"__i{dunder}__": f"__{dunder}__",
+            },
+            unless=_div_reason if kind == "div" else None,
         )
     yield Op(kind="mean", role=Role.OWN_RANGE, functions=(torch.mean,), methods=("mean",), aten=("mean",))
     yield Op(kind="sum", role=Role.OWN_RANGE, functions=(torch.sum,), methods=("sum",), aten=("sum",))
@@ -292,7 +349,10 @@ def _own_range() -> Iterable[Op]:
         role=Role.OWN_RANGE,
         modules=(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
         functions=(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, torch.adaptive_avg_pool1d),
-        aten=("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
+        aten=(
+            *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
+            *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
+        ),
     )
 
 
@@ -303,7 +363,7 @@ def _fixed() -> Iterable[Op]:
         modules=(nn.Sigmoid,),
         functions=(torch.sigmoid, F.sigmoid, torch.sigmoid_, torch.special.expit),
         methods=("sigmoid", "sigmoid_"),
-        aten=("sigmoid", "sigmoid_"),
+        aten=("sigmoid", "sigmoid_", "special_expit"),
         inplace={torch.sigmoid_: torch.sigmoid, "sigmoid_": "sigmoid"},
         range=(0.0, 1.0),
     )
@@ -329,10 +389,10 @@ def _fixed() -> Iterable[Op]:
     yield Op(
         kind="softmax",
         role=Role.FIXED,
-        modules=(nn.Softmax,),
-        functions=(F.softmax, torch.softmax),
+        modules=(nn.Softmax, nn.Softmax2d),
+        functions=(F.softmax, torch.softmax, torch.special.softmax),
         methods=("softmax",),
-        aten=("softmax", "_softmax"),
+        aten=("softmax", "_softmax", "special_softmax"),
         operands=(),
         range=(0.0, 1.0),
     )
@@ -352,7 +412,10 @@ def _share() -> Iterable[Op]:
         kind="clamp",
         role=Role.SHARE,
         modules=(nn.ReLU6, nn.Hardtanh),
-        functions=(F.relu6, F.hardtanh, F.hardtanh_, torch.clamp, torch.clip, torch.clamp_),
+        functions=(
+            *(F.relu6, F.hardtanh, F.hardtanh_, torch.clamp, torch.clip, torch.clamp_min, torch.clamp_max),
+            *(torch.clamp_, torch.clip_, torch.clamp_min_, torch.clamp_max_),
+        ),
         methods=("clamp", "clip", "clamp_", "clip_", "clamp_min", "clamp_max", "clamp_min_", "clamp_max_"),
         aten=(
             *("hardtanh", "hardtanh_", "relu6", "relu6_", "clamp", "clamp_", "clip", "clip_"),
@@ -361,11 +424,15 @@ def _share() -> Iterable[Op]:
         inplace={
             F.hardtanh_: F.hardtanh,
             torch.clamp_: torch.clamp,
+            torch.clip_: torch.clip,
+            torch.clamp_min_: torch.clamp_min,
+            torch.clamp_max_: torch.clamp_max,
             "clamp_": "clamp",
             "clip_": "clip",
             "clamp_min_": "clamp_min",
             "clamp_max_": "clamp_max",
         },
+        unless=_clamp_reason,
     )
     yield Op(
         kind="max_pool",
@@ -376,27 +443,39 @@ def _share() -> Iterable[Op]:
         ),
         functions=(
             *(F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d),
+            *(F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices),
             *(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d),
+            *(F.adaptive_max_pool1d_with_indices, F.adaptive_max_pool2d_with_indices),
+            F.adaptive_max_pool3d_with_indices,
         ),
-        aten=("max_pool1d", "max_pool2d", "max_pool3d"),
+        aten=(
+            *("max_pool1d", "max_pool2d", "max_pool3d"),
+            *("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices"),
+            *("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"),
+        ),
         unless=_max_pool_reason,
     )
     yield Op(
         kind="interpolate",
         role=Role.SHARE,
         modules=(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d),
-        functions=(F.interpolate, F.upsample),
+        functions=(F.interpolate, F.upsample, F.upsample_nearest, F.upsample_bilinear),
         aten=(
             *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
             *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
             *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+            *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
         ),
+        unless=_interpolate_reason,
     )
     yield Op(
         kind="cat",
         role=Role.SHARE,
-        functions=(torch.cat, torch.concat, torch.concatenate),
-        aten=("cat", "concat", "concatenate"),
+        functions=(
+            *(torch.cat, torch.concat, torch.concatenate),
+            *(torch.hstack, torch.vstack, torch.dstack, torch.row_stack, torch.column_stack),
+        ),
+        aten=("cat", "concat", "concatenate", "hstack", "vstack", "dstack", "row_stack", "column_stack"),
         params=("tensors", "dim"),
     )
     yield Op(kind="stack", role=Role.SHARE, functions=(torch.stack,), aten=("stack",), params=("tensors", "dim"))
@@ -405,11 +484,17 @@ def _share() -> Iterable[Op]:
         role=Role.SHARE,
         modules=(
             *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d),
+            *(nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
+            *(nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
             *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d),
             *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
         ),
-        functions=(F.pad,),
-        aten=("pad", "constant_pad_nd"),
+        functions=(F.pad, torch.constant_pad_nd),
+        aten=(
+            *("pad", "constant_pad_nd"),
+            *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
+            *("replication_pad1d", "replication_pad2d", "replication_pad3d"),
+        ),
         params=("input", "pad", "mode", "value"),
         unless=_pad_reason,
     )
@@ -427,16 +512,27 @@ def _share() -> Iterable[Op]:
         kind="reshape",
         role=Role.SHARE,
         modules=(nn.Flatten, nn.Unflatten),
-        functions=(torch.reshape, torch.flatten, torch.unflatten),
-        methods=("reshape", "view", "flatten", "unflatten", "reshape_as", "view_as"),
-        aten=("reshape", "view", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as"),
+        functions=(torch.reshape, torch.flatten, torch.unflatten, torch.ravel),
+        methods=("reshape", "view", "flatten", "unflatten", "reshape_as", "view_as", "ravel"),
+        aten=("reshape", "view", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as", "ravel"),
+        unless=_view_reason,
     )
     yield Op(
         kind="permute",
         role=Role.SHARE,
-        functions=(torch.permute, torch.transpose, torch.swapaxes, torch.t, torch.movedim),
-        methods=("permute", "transpose", "swapaxes", "t", "movedim"),
-        aten=("permute", "transpose", "swapaxes", "t", "movedim", "numpy_T"),
+        functions=(
+            *(torch.permute, torch.transpose, torch.swapaxes, torch.swapdims, torch.t, torch.adjoint),
+            *(torch.movedim, torch.moveaxis),
+        ),
+        methods=(
+            *("permute", "transpose", "swapaxes", "swapdims", "t", "adjoint", "movedim", "moveaxis"),
+            *("transpose_", "swapaxes_", "swapdims_", "t_"),
+        ),
+        aten=(
+            *("permute", "transpose", "swapaxes", "swapdims", "t", "adjoint", "movedim", "moveaxis"),
+            *("transpose_", "swapaxes_", "swapdims_", "t_", "numpy_T", "matrix_H", "mT", "mH"),
+        ),
+        inplace={f"{name}_": name for name in ("transpose", "swapaxes", "swapdims", "t")},
     )
     yield Op(
         kind="squeeze",
@@ -449,23 +545,23 @@ def _share() -> Iterable[Op]:
     yield Op(
         kind="slice",
         role=Role.SHARE,
-        functions=(operator.getitem, torch.select, torch.narrow),
-        methods=("__getitem__", "select", "narrow"),
-        aten=("slice", "select", "narrow"),
+        functions=(operator.getitem, torch.select, torch.narrow, torch.index_select, torch.gather),
+        methods=("__getitem__", "select", "narrow", "index_select", "gather"),
+        aten=("slice", "select", "narrow", "index", "index_select", "gather"),
     )
     yield Op(
         kind="split",
         role=Role.SHARE,
-        functions=(torch.split, torch.chunk, torch.unbind, torch.tensor_split),
-        methods=("split", "chunk", "unbind", "tensor_split"),
+        functions=(torch.split, torch.split_with_sizes, torch.chunk, torch.unbind, torch.tensor_split),
+        methods=("split", "split_with_sizes", "chunk", "unbind", "tensor_split"),
         aten=("split", "split_with_sizes", "chunk", "unbind", "tensor_split"),
     )
     yield Op(
         kind="expand",
         role=Role.SHARE,
-        functions=(torch.tile, torch.roll, torch.flip),
-        methods=("expand", "repeat", "expand_as", "tile", "roll", "flip"),
-        aten=("expand", "repeat", "expand_as", "tile", "roll", "flip"),
+        functions=(torch.broadcast_to, torch.tile, torch.repeat_interleave, torch.roll, torch.flip),
+        methods=("expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave", "roll", "flip"),
+        aten=("expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave", "roll", "flip"),
     )
     yield Op(
         kind="identity",
@@ -478,12 +574,34 @@ def _share() -> Iterable[Op]:
     yield Op(
         kind="dropout",
         role=Role.SHARE,
-        modules=(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
-        functions=(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.dropout_),
+        modules=(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+        functions=(
+            *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+            *(torch.dropout, torch.dropout_, torch.feature_dropout, torch.feature_dropout_),
+        ),
         aten=("dropout", "dropout_", "feature_dropout", "feature_dropout_"),
         params=("input", "p", "training", "inplace"),
-        inplace={torch.dropout_: torch.dropout},
+        inplace={torch.dropout_: torch.dropout, torch.feature_dropout_: torch.feature_dropout},
     )
+
+
+def _float() -> Iterable[Op]:
+    # A cast to the dtype that the tensor has is dropped (passes/drop_noops.py); any other leaves the grid.
+    yield Op(kind="cast", role=Role.FLOAT, methods=("to", "float", "type_as"), aten=("to", "_to_copy", "type_as"))
+
+
+def _aten_twin(target: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> Any | None:
+    """The out-of-place overload (or packet) that takes the same arguments; names of overloads need not agree."""
+    overload = target if isinstance(target, torch._ops.OpOverload) else None
+    name = overload.overloadpacket.__name__ if overload is not None else target.__name__
+    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") and not name.startswith("__") else None
+    if packet is None or overload is None:
+        return packet
+    wanted = [str(argument.type) for argument in overload._schema.arguments]
+    for candidate in (getattr(packet, other) for other in packet.overloads()):
+        if [str(argument.type) for argument in candidate._schema.arguments] == wanted:
+            return candidate
+    return None
 
 
 class OpTable:
@@ -525,13 +643,9 @@ class OpTable:
 
     def out_of_place(self, target: Any) -> Any | None:
         """The twin of an in-place function, method or ATen overload; None if `target` is not in-place."""
-        if isinstance(target, torch._ops.OpOverload):
-            name = target.overloadpacket.__name__
-            if not name.endswith("_") or name.startswith("__"):
-                return None
-            twin = getattr(torch.ops.aten, name[:-1], None)
-            return getattr(twin, target._overloadname, None) if twin is not None else None
+        if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            return _aten_twin(target)
         return self._in_place.get(target)
 
 
-OPS = OpTable((*_compute(), *_own_range(), *_fixed(), *_share()))
+OPS = OpTable((*_compute(), *_own_range(), *_fixed(), *_share(), *_float()))

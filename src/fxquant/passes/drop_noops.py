@@ -19,9 +19,12 @@ def drop_noops(region: Region, ops: OpTable = OPS) -> Region:
     for node in list(region.graph.nodes):
         source = node.args[0] if node.args else None
         if isinstance(source, fx.Node) and _does_nothing(node, source, region, ops):
+            inputs = node.all_input_nodes
             node.replace_all_uses_with(source)
             region.graph.erase_node(node)
-    region.graph.eliminate_dead_code()
+            for unused in inputs:  # x.dtype in x.to(x.dtype)
+                if unused.target is getattr and not unused.users:
+                    region.graph.erase_node(unused)
     region.recompile()
     return region
 
