@@ -15,6 +15,7 @@ import fxquant as fq
 from fxquant.engines.lower import lower, unlower
 from fxquant.engines.onednn_kernels import ConvKernel, LinearKernel
 from fxquant.engines.support import TAILS, supports
+from fxquant.engines.weight_only import WeightOnlyLinear
 from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
 
@@ -171,3 +172,56 @@ def test_load_state_dict_reaches_the_kernels() -> None:
     second.load_state_dict(first.state_dict())
     # the scales of activations are in the graph, so both must have seen the same data to agree
     assert torch.equal(first(x), second(x))
+
+
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
+def test_dynamic_kernels(symmetric: bool) -> None:
+    qconfig = fq.QConfig(
+        activation=fq.Spec(dynamic=True, signed=symmetric, symmetric=symmetric, observer="minmax"),
+        weight=fq.default_qconfig.weight,
+    )
+    model, x = (
+        nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 8)).eval(),
+        torch.randn(2, 4, 8, 8),
+    )
+    mapping = fq.QConfigMapping().set_global(qconfig)
+    reference = fq.quantize(model, mode="dynamic", qconfig_mapping=mapping, example_inputs=(x,), engine="reference")
+    lowered = lower(copy.deepcopy(reference))
+    assert sum(isinstance(module, (ConvKernel, LinearKernel)) for module in lowered.modules()) == 2
+    for scale in (0.01, 1.0, 100.0):
+        assert sqnr_db(reference(x * scale), lowered(x * scale)) > 45
+
+
+def test_one_dynamic_quantization_for_all_readers() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) * self.b(x)
+
+    quantized = fq.quantize(Heads().eval(), mode="dynamic", example_inputs=(torch.randn(2, 8),))
+    assert sum("quantize_dynamic" in str(node.target) for node in quantized.graph.nodes) == 1
+
+
+@pytest.mark.parametrize("bits", [8, 4], ids="int{}".format)
+@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weight_only_kernels(bits: int, rows: int, dtype: torch.dtype) -> None:
+    qconfig = fq.weight_only_qconfig if bits == 8 else fq.int4_weight_only_qconfig
+    model, x = nn.Sequential(nn.Linear(128, 64)).eval().to(dtype), torch.randn(rows, 128, dtype=dtype)
+    mapping = fq.QConfigMapping().set_global(qconfig)
+    reference = fq.quantize(model, mode="weight_only", qconfig_mapping=mapping, example_inputs=(x,), engine="reference")
+    lowered = lower(copy.deepcopy(reference))
+    assert any(isinstance(module, WeightOnlyLinear) for module in lowered.modules())
+    assert sqnr_db(reference(x), lowered(x)) > 40  # few rows are computed in bfloat16
+    assert torch.equal(pickle.loads(pickle.dumps(lowered))(x), lowered(x))
+
+
+@pytest.mark.parametrize("width", [10, 24, 33, 96], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_weight_only_kernels_of_odd_sizes(rows: int, width: int) -> None:
+    model, x = nn.Sequential(nn.Linear(24, width), nn.Linear(width, 10)).eval(), torch.randn(rows, 24)
+    quantized = fq.quantize(model, mode="weight_only", example_inputs=(x,))
+    assert sqnr_db(model(x), quantized(x)) > 30

@@ -16,6 +16,7 @@ from fxquant.core.graph import Region, tensor_info
 from fxquant.core.ops import Op, OpTable, activation_nodes
 from fxquant.engines import kernels
 from fxquant.engines.match import dtype_of, grid_of, integers, is_dequantize, only_user, quantize_after
+from fxquant.passes.convert_weights import replace_node
 
 _MOVES = frozenset(("reshape", "permute", "squeeze", "slice", "expand", "identity", "cat", "stack", "pixel_shuffle"))
 
@@ -132,6 +133,4 @@ def _mean(region: Region, node: fx.Node, op: Op, operand: fx.Node) -> None:
     with region.graph.inserting_before(node):
         new = region.graph.call_function(kernels.mean, (integers(operand), *grid_of(operand), dims, keepdim))
     new.meta.update(node.meta)
-    node.replace_all_uses_with(new)
-    region.graph.erase_node(node)
-    new.name = node.name
+    replace_node(region.graph, node, new)

@@ -22,6 +22,9 @@ _QUANTIZED: dict[torch.dtype, Any] = {
 _HAS_QUANTIZED = hasattr(torch, "quantize_per_tensor") and hasattr(torch, "_empty_affine_quantized")
 
 
+_SMALLEST = torch.finfo(torch.float32).eps  # of a scale found at run time
+
+
 def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A quantized tensor's integers, sharing its storage."""
     return torch.empty(0, dtype=dtype).set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride())
@@ -105,3 +108,15 @@ def works(name: str) -> bool:
 def mean(q: Tensor, scale: float, zero_point: int, dim: Any, keepdim: bool) -> Tensor:
     """The mean of the dequantized tensor, without dequantizing it."""
     return (q.mean(dim, keepdim, dtype=torch.float32) - zero_point) * scale
+
+
+def quantize_dynamic(x: Tensor, symmetric: bool) -> tuple[Tensor, float, int]:
+    """(integers, scale, zero point) on the grid of the tensor's own range: uint8, zero in the middle if symmetric."""
+    low, high = (float(value) for value in torch.aminmax(x))
+    low, high = min(low, 0.0), max(high, 0.0)
+    if symmetric:
+        scale, zero = max(max(-low, high) / 127.5, _SMALLEST), 128
+    else:
+        scale = max((high - low) / 255.0, _SMALLEST)
+        zero = min(max(-round(low / scale), 0), 255)
+    return quantize(x.float(), scale, zero, 0, 255, torch.uint8), scale, zero

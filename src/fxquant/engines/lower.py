@@ -10,6 +10,7 @@ What has no kernel runs as before, dq -> float op -> q, and its Decision says wh
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -19,18 +20,24 @@ from fxquant.core.ops import OPS, OpTable
 from fxquant.core.plan import decision_of
 from fxquant.engines import kernels
 from fxquant.engines.followers import lower_follower
-from fxquant.engines.match import Group, dtype_of, grid_of, is_dequantize, is_quantize, match_group
+from fxquant.engines.lower_dynamic import lower_dynamic
+from fxquant.engines.match import Group, dtype_of, grid_of, is_dequantize, is_quantize, match_group, weight_holder
 from fxquant.engines.onednn_kernels import Accumulate, ConvKernel, LinearKernel, Output, Tail
 from fxquant.engines.support import TAILS, explicit_padding, supports, tail_of
+from fxquant.engines.weight_only import WeightOnlyLinear
+from fxquant.passes.convert_weights import replace_node
 
 _WEIGHTED = ("conv1d", "conv2d", "conv3d", "linear")
 
 
 def lower(region: Region, ops: OpTable = OPS) -> Region:
     """Rewrite the graph of a converted region, in place, to run on oneDNN."""
+    if region._region.reference is not None:
+        return region  # lowered before it was put into this model
     region._region.reference = encode_graph(region.graph)
     region._region.kernel_path = free_path(region, "kernels")
     region.add_module(region._region.kernel_path, nn.ModuleDict())
+    lower_dynamic(region)
     for node in list(region.graph.nodes):
         op = ops.of_node(node, region)
         if op is not None and op.kind in _WEIGHTED and node.op == "call_function":
@@ -65,7 +72,9 @@ def _lower_weighted(region: Region, node: fx.Node, kind: str, ops: OpTable) -> N
             group = match_group(region, node, ops, frozenset(), residual)
     reason = group if isinstance(group, str) else _emit(region, group, ops)
     decision = decision_of(node)
-    if reason is not None and decision is not None and decision.status == "int8":
+    if decision is not None and decision.status == "weight_only" and kind == "linear":
+        _emit_weight_only(region, node)
+    if reason is not None and decision is not None and decision.status in ("int8", "dynamic"):
         node.meta["decision"] = dataclasses.replace(decision, status="float", reason=f"{reason}; {decision.reason}")
 
 
@@ -89,12 +98,12 @@ def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
             return "'same' padding that is not symmetric"
         geometry = (stride, pads, dilation, groups)
         kernel = ConvKernel(group.holder, group.x_grid, output, tail, accumulate, geometry)  # type: ignore[arg-type]
-    container = region.get_submodule(region._region.kernel_path)
-    assert isinstance(container, nn.ModuleDict)
-    container[group.node.name] = kernel
+    path = _install(region, group.node.name, kernel)
     with region.graph.inserting_before(end):
-        args = (group.x,) if group.other is None else (group.x, group.other)
-        call = region.graph.call_module(f"{region._region.kernel_path}.{group.node.name}", args)
+        args: tuple[Any, ...] = (group.x,) if group.other is None else (group.x, group.other)
+        if group.x_grid is None:
+            args = (group.x, None, group.run_time_grid)
+        call = region.graph.call_module(path, args)
         result = call
         if group.quantize is not None:
             result = _clamp(region.graph, call, group.quantize)
@@ -104,6 +113,25 @@ def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
         region.graph.erase_node(dead)
     call.name = group.node.name
     return None
+
+
+def _emit_weight_only(region: Region, node: fx.Node) -> None:
+    holder = weight_holder(region, node.args[1])
+    if holder is None or holder.weight.dim() != 2:
+        return
+    kernel = _install(region, node.name, WeightOnlyLinear(holder))
+    with region.graph.inserting_before(node):
+        call = region.graph.call_module(kernel, (node.args[0],))
+    call.meta.update(node.meta)
+    replace_node(region.graph, node, call)
+
+
+def _install(region: Region, name: str, kernel: nn.Module) -> str:
+    """Put a kernel into the region; its path."""
+    container = region.get_submodule(region._region.kernel_path)
+    assert isinstance(container, nn.ModuleDict)
+    container[name] = kernel
+    return f"{region._region.kernel_path}.{name}"
 
 
 def _accumulate(region: Region, group: Group) -> Accumulate | None:
@@ -145,6 +173,4 @@ def _lower_boundary(region: Region, node: fx.Node) -> None:
     else:
         return
     new.meta.update(node.meta)
-    node.replace_all_uses_with(new)
-    region.graph.erase_node(node)
-    new.name = node.name
+    replace_node(region.graph, node, new)

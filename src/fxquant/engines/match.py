@@ -10,6 +10,7 @@ from torch import fx
 from fxquant.core import compat
 from fxquant.core.graph import Region, tensor_info
 from fxquant.core.ops import OpTable, activation_nodes
+from fxquant.engines import kernels
 from fxquant.engines.kernels import Grid
 from fxquant.passes.convert_weights import QuantizedWeight
 
@@ -23,7 +24,8 @@ class Group:
     node: fx.Node
     kind: str
     x: fx.Node  # integers
-    x_grid: Grid
+    x_grid: Grid | None  # None if found at run time, by the nodes in `run_time_grid`
+    run_time_grid: tuple[fx.Node, fx.Node] | None
     holder: QuantizedWeight
     other: fx.Node | None
     other_grid: Grid | None
@@ -42,6 +44,11 @@ def is_dequantize(node: object) -> bool:
     if not isinstance(node, fx.Node) or node.target is not compat.DEQUANTIZE:
         return False
     return node.args[5] in _INT8 and node.kwargs.get("out_dtype") in (None, torch.float32)
+
+
+def is_dynamic(node: object) -> bool:
+    """Whether a node dequantizes a tensor whose grid was found at run time (lower_dynamic.py)."""
+    return isinstance(node, fx.Node) and node.target is kernels.dequantize and isinstance(node.args[1], fx.Node)
 
 
 def grid_of(node: fx.Node) -> Grid:
@@ -66,6 +73,7 @@ def integers(node: fx.Node) -> fx.Node:
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
+    """The one user of any kind: a node that is fused away leaves nothing behind to read the size of."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
@@ -75,28 +83,37 @@ def quantize_after(node: fx.Node) -> fx.Node | None:
     return user if is_quantize(user) else None
 
 
-def holder_of(region: Region, weight: object) -> QuantizedWeight | None:
-    """The symmetric per-channel int8 weight that a dequantize node reads, if it is one."""
-    if not isinstance(weight, fx.Node) or weight.target is not compat.DEQUANTIZE_CHANNEL or weight.kwargs:
+def weight_holder(region: Region, weight: object) -> QuantizedWeight | None:
+    """The holder of the integers that a dequantized weight is made from."""
+    if not isinstance(weight, fx.Node) or weight.target not in compat.DEQUANTIZE_OPS:
         return None
-    path = str(integers(weight).target).rpartition(".")[0]
-    module = region.get_submodule(path)
-    if not isinstance(module, QuantizedWeight) or module.weight.dtype != torch.int8:
+    module = region.get_submodule(str(integers(weight).target).rpartition(".")[0])
+    return module if isinstance(module, QuantizedWeight) else None
+
+
+def _kernel_weight(region: Region, weight: object) -> QuantizedWeight | None:
+    """The same, if it is symmetric int8 per output channel, used in float32."""
+    holder = weight_holder(region, weight)
+    if holder is None or not isinstance(weight, fx.Node) or weight.kwargs or holder.weight.dtype != torch.int8:
         return None
-    return module if module.weight_zero_point is None and module.spec.axis == 0 else None
+    fits = holder.spec.granularity == "per_channel" and holder.spec.axis == 0 and holder.weight_zero_point is None
+    return holder if fits else None
 
 
 def match_group(region: Region, node: fx.Node, ops: OpTable, tails: frozenset[str], residual: bool) -> Group | str:
     """The group around a weighted op, or the reason why no int8 kernel takes it."""
     op = ops.of_node(node, region)
     assert op is not None
+    if len(node.args) < 2:
+        return "its weight is computed at run time"
     x, weight = node.args[0], node.args[1]
-    if not is_dequantize(x):
+    dynamic = is_dynamic(x)
+    if not dynamic and not is_dequantize(x):
         return "its input is not int8"
     assert isinstance(x, fx.Node)
-    if dtype_of(x) != torch.uint8:
+    if not dynamic and dtype_of(x) != torch.uint8:
         return "the kernel takes uint8 inputs"
-    holder = holder_of(region, weight)
+    holder = _kernel_weight(region, weight)
     if holder is None:
         return "the kernel takes symmetric int8 weights per output channel"
     if holder.bias is not None and not holder.bias.is_floating_point():
@@ -108,11 +125,14 @@ def match_group(region: Region, node: fx.Node, ops: OpTable, tails: frozenset[st
     if tail is None or tail_op is None or tail_op.kind not in tails or tail.args[:1] != (last,):
         tail = None
     last = tail if tail is not None else last
+    if other is not None and quantize_after(last) is None:
+        return match_group(region, node, ops, tails, False)  # an int8 sum is written over an int8 tensor only
     return Group(
         node=node,
         kind=op.kind,
         x=integers(x),
-        x_grid=grid_of(x),
+        x_grid=None if dynamic else grid_of(x),
+        run_time_grid=(x.args[1], x.args[2]) if dynamic else None,  # type: ignore[arg-type]
         holder=holder,
         other=integers(other) if other is not None else None,
         other_grid=grid_of(other) if other is not None else None,

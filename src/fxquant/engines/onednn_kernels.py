@@ -51,7 +51,7 @@ class _Kernel(nn.Module):
     holder: QuantizedWeight
 
     def __init__(
-        self, holder: QuantizedWeight, x_grid: Grid, output: Output, tail: Tail, accumulate: Accumulate | None
+        self, holder: QuantizedWeight, x_grid: Grid | None, output: Output, tail: Tail, accumulate: Accumulate | None
     ) -> None:
         super().__init__()
         self.__dict__["holder"] = holder
@@ -102,7 +102,7 @@ class ConvKernel(_Kernel):
     def __init__(
         self,
         holder: QuantizedWeight,
-        x_grid: Grid,
+        x_grid: Grid | None,
         output: Output,
         tail: Tail,
         accumulate: Accumulate | None,
@@ -116,23 +116,26 @@ class ConvKernel(_Kernel):
         geometry = (list(stride), list(padding), list(dilation), groups)
         scale, zeros, bias = self._scales()
         weight = self.holder.weight
-        packed = torch.ops.onednn.qconv_prepack(weight, scale, *self.x_grid, *geometry, list(shape))
-        return (*self.x_grid, packed, scale, zeros), (bias, *geometry, *self._out())
+        grid = self.x_grid or (1.0, 0)  # the packed form does not depend on it
+        packed = torch.ops.onednn.qconv_prepack(weight, scale, *grid, *geometry, list(shape))
+        return (packed, scale, zeros), (bias, *geometry, *self._out())
 
     def _out(self) -> tuple[Any, ...]:
         return self.output.scale, self.output.zero_point, self.output.dtype
 
-    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
         first, second = self._arguments(tuple(x.shape))
         tail = self.tail
+        scale, zero = self.x_grid or grid  # type: ignore[misc]
         if other is None:
-            result = torch.ops.onednn.qconv_pointwise.default(x, *first, *second, tail.name, tail.args, tail.algorithm)
+            op = torch.ops.onednn.qconv_pointwise.default
+            result = op(x, scale, zero, *first, *second, tail.name, tail.args, tail.algorithm)
         else:
             assert self.accumulate is not None
             end = (*self.accumulate.grid, "sum", 1.0, tail.name, tail.args, tail.algorithm)
             if self.accumulate.copy or not other.is_contiguous(memory_format=torch.channels_last):
                 other = other.clone(memory_format=torch.channels_last)
-            result = torch.ops.onednn.qconv2d_pointwise.binary(x, *first, other, *second, *end)
+            result = torch.ops.onednn.qconv2d_pointwise.binary(x, scale, zero, *first, other, *second, *end)
         assert isinstance(result, Tensor)
         return result
 
@@ -147,18 +150,19 @@ class LinearKernel(_Kernel):
             rows *= size
         packed = torch.ops.onednn.qlinear_prepack(self.holder.weight, [rows, shape[-1]])
         out = (self.output.scale, self.output.zero_point, self.output.dtype)
-        return (*self.x_grid, packed, scale, zeros), (bias, *out)
+        return (packed, scale, zeros), (bias, *out)
 
-    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
         first, second = self._arguments(tuple(x.shape))
         tail = self.tail
+        scale, zero = self.x_grid or grid  # type: ignore[misc]
         if other is None:
             op = torch.ops.onednn.qlinear_pointwise.default
-            result = op(x, *first, *second, tail.name, tail.args, tail.algorithm)
+            result = op(x, scale, zero, *first, *second, tail.name, tail.args, tail.algorithm)
         else:
             assert self.accumulate is not None
             end = (*self.accumulate.grid, "sum", 1.0, tail.name, tail.args, tail.algorithm)
             other = other.clone() if self.accumulate.copy else other
-            result = torch.ops.onednn.qlinear_pointwise.binary(x, *first, other, *second, *end)
+            result = torch.ops.onednn.qlinear_pointwise.binary(x, scale, zero, *first, other, *second, *end)
         assert isinstance(result, Tensor)
         return result

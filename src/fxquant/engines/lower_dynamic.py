@@ -1,0 +1,52 @@
+"""Activations quantized on their own range: one kernel finds the range and quantizes, in place of four nodes.
+
+choose_qparams(x) -> scale, zero_point; quantize(x, ...); dequantize(...)
+  ->  q, scale, zero_point = quantize_dynamic(x); dequantize(q, scale, zero_point)
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from fxquant.core import compat
+from fxquant.core.graph import Region, tensor_info
+from fxquant.engines import kernels
+from fxquant.passes.convert_weights import replace_node
+
+_FULL = ((0, 255, torch.uint8), (-128, 127, torch.int8))
+
+
+def lower_dynamic(region: Region) -> Region:
+    """Rewrite the 8-bit float32 ones; others stay as they are."""
+    for node in list(region.graph.nodes):
+        if node.target in (compat.CHOOSE_QPARAMS, compat.CHOOSE_QPARAMS_SYMMETRIC):
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            info = tensor_info(source)
+            grid = (node.args[1], node.args[2], node.args[4])
+            if grid in _FULL and info is not None and info.dtype == torch.float32:
+                _rewrite(region.graph, node, source)
+    return region
+
+
+def _rewrite(graph: fx.Graph, choose: fx.Node, source: fx.Node) -> None:
+    symmetric = choose.target is compat.CHOOSE_QPARAMS_SYMMETRIC
+    with graph.inserting_before(choose):
+        parts = graph.call_function(kernels.quantize_dynamic, (source, symmetric))
+        q, scale, zero = (graph.call_function(operator.getitem, (parts, index)) for index in range(3))
+    for old in list(choose.users):
+        new = scale if old.args[1] == 0 else zero
+        replace_node(graph, old, new)
+    for user in list(scale.users):
+        if user.target is compat.QUANTIZE_TENSOR:
+            q.meta.update(user.meta)
+            replace_node(graph, user, q)
+    for user in list(q.users):
+        with graph.inserting_before(user):
+            dequantize = graph.call_function(kernels.dequantize, (q, scale, zero))
+        dequantize.meta.update(user.meta)
+        replace_node(graph, user, dequantize)
+    graph.erase_node(choose)
