@@ -1,6 +1,9 @@
 """Imports go one way: each layer names the layers it may import, and nothing else.
 
-    core <- numerics <- {capture, passes} <- {engines, export} <- flows <- report <- quantize_fx <- api <- cli, demo
+    core <- numerics <- {capture, passes} <- {engines, export} <- flows <- report <- assemble <- quantize_fx <- api
+         <- cli, demo
+
+`modules` (stock modules in a form that quantizes) stands on capture and is put in by assemble.
 
 `targets` stands beside that line and imports core only. `errors` is open to all. The deprecated parts of torch are
 imported in core/compat.py and nowhere else.
@@ -21,7 +24,8 @@ _TO_PASSES = _TO_NUMERICS | {"capture", "passes"}
 _TO_ENGINES = _TO_PASSES | {"targets", "engines", "export"}
 _TO_FLOWS = _TO_ENGINES | {"flows"}
 _TO_REPORT = _TO_FLOWS | {"report"}
-_TO_QUANTIZE = _TO_REPORT | {"quantize_fx"}
+_TO_ASSEMBLE = _TO_REPORT | {"modules", "assemble"}
+_TO_QUANTIZE = _TO_ASSEMBLE | {"quantize_fx"}
 _TO_API = _TO_QUANTIZE | {"api"}
 
 ROOT = "__init__"
@@ -32,11 +36,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "numerics": {"errors", "core"},
     "capture": _TO_NUMERICS,
     "passes": _TO_NUMERICS,
-    "engines": _TO_PASSES | {"targets"},
-    "export": _TO_PASSES | {"targets"},
+    "engines": _TO_PASSES | {"targets", "export"},
+    "export": _TO_PASSES | {"targets", "modules"},
     "flows": _TO_ENGINES,
     "report": _TO_FLOWS,
-    "quantize_fx": _TO_REPORT,
+    "modules": _TO_NUMERICS | {"capture"},
+    "assemble": _TO_REPORT | {"modules"},
+    "quantize_fx": _TO_ASSEMBLE,
     "api": _TO_QUANTIZE,
     ROOT: _TO_API,
     "demo": _TO_API | {ROOT},

@@ -114,7 +114,7 @@ def forge(path: Path, change: Any) -> None:
     with safe_open(path, framework="pt") as file:
         metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     header = json.loads(metadata["fxquant"])
-    change(header["regions"][0])
+    change(header["region"])
     text = json.dumps(header)
     save_file(tensors, path, {"fxquant": text, "digest": archive._digest(text, tensors)})
 
@@ -153,3 +153,18 @@ def test_only_converted_models_are_saved(tmp_path: Path) -> None:
         fq.save(model, tmp_path / "x")
     with pytest.raises(fq.ArchiveError, match="cannot write"):
         fq.save(fq.quantize(model, [torch.randn(2, 2)]), tmp_path / "no" / "such" / "folder.safetensors")
+
+
+def test_a_model_of_several_graphs_is_refused(tmp_path: Path) -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) if x.sum() > 0 else self.b(x)
+
+    model, x = Branch().eval(), torch.randn(2, 4)
+    quantized = fq.quantize(model, [x, -x], method="piecewise")
+    with pytest.raises(fq.ArchiveError, match=r"regions.*torch.save"):
+        fq.save(quantized, tmp_path / "m.safetensors")

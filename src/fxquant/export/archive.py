@@ -1,6 +1,6 @@
 """One self-contained file for a converted model: safetensors, with the graph as JSON in its header.
 
-The tensors are the state_dict of the QDQ graph (int8 weights; tied tensors once). The header holds the regions: graph
+The tensors are the state_dict of the QDQ graph (int8 weights; tied tensors once). The header holds the graph as
 rows, and the stock torch.nn modules that the graph still calls, as class name and plain settings. Reading it runs
 nothing from the file: functions and classes are found by name among those that compute on tensors
 (core/graph_json.py), and a digest over everything tells an altered file.
@@ -24,6 +24,7 @@ from fxquant.core.graph import Region, RegionState, clone_tree, decode_graph, re
 from fxquant.core.graph_json import from_json, function_name, graph_from_json, graph_to_json, to_json
 from fxquant.core.spec import Spec
 from fxquant.errors import ArchiveError
+from fxquant.modules import attention, cells, transformer
 from fxquant.passes import convert_weights
 from fxquant.passes.convert_weights import QuantizedWeight
 
@@ -31,6 +32,7 @@ FORMAT = "fxquant-1"
 _OWN = (
     *(guards.check_fixed, guards.check_given, guards.check_sizes, guards.unpack, guards.pack, guards.apply_in_place),
     *(convert_weights.dequantize_rows, convert_weights.output_padding),
+    *(cells.lstm_gates, cells.gru_gates, cells.rnn_gates, attention.join_masks, transformer.clear_padding),
 )
 _NOT_SETTINGS = frozenset(nn.Module().__dict__)
 
@@ -45,11 +47,18 @@ def write_archive(model: nn.Module, path: Path) -> None:
     found = list(regions(model))
     if not found or any(region._region.stage != "converted" for _, region in found):
         raise ArchiveError("only a converted model can be saved. Run convert_fx first.")
+    boundary = found[0][1]._region.boundary
+    if len(found) != 1 or found[0][0] or (boundary is not None and (boundary.inputs or boundary.outputs)):
+        parts = ", ".join(repr(path or "<root>") for path, _ in found[:4])
+        raise ArchiveError(
+            f"the model is not one graph with float inputs and outputs; it has {len(found)} regions ({parts}). "
+            "Save it whole with torch.save(model, path)."
+        )
     tensors, ties = _tensors(model)
     header = {
         "format": FORMAT,
         "ties": ties,
-        "regions": [_region_to_json(region_path, region) for region_path, region in found],
+        "region": _region_to_json(found[0][1]),
     }
     text = json.dumps(header)
     metadata = {"fxquant": text, "digest": _digest(text, tensors)}
@@ -62,27 +71,15 @@ def write_archive(model: nn.Module, path: Path) -> None:
 def read_archive(path: Path, float_model: nn.Module | None) -> nn.Module:
     """Read a file written by `write_archive`; the regions are in QDQ form."""
     header, tensors = _read(path)
-    rows = header["regions"]
-    if float_model is None:
-        if len(rows) != 1 or rows[0]["path"]:
-            parts = ", ".join(repr(row["path"]) for row in rows[:5])
-            raise ArchiveError(f"{path.name!r} holds parts of a model ({parts}, ...). Call load(path, float_model).")
-        return _region_from_json(rows[0], tensors, nn.Module())
-    tree = clone_tree(float_model)
-    for row in rows:
-        part = tree.get_submodule(row["path"]) if row["path"] else tree
-        region = _region_from_json(row, tensors, part)
-        if not row["path"]:
-            return region
-        set_submodule(tree, row["path"], region)
-    return tree
+    tree = nn.Module() if float_model is None else clone_tree(float_model)
+    return _region_from_json(header["region"], tensors, tree)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a dict
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118, not a dict
     except FileNotFoundError as error:
         raise ArchiveError(f"there is no file {str(path)!r}.") from error
     except (OSError, SafetensorError) as error:
@@ -124,7 +121,7 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, ties
 
 
-def _region_to_json(path: str, region: Region) -> dict[str, Any]:
+def _region_to_json(region: Region) -> dict[str, Any]:
     state = region._region
     graph = decode_graph(state.reference) if state.reference is not None else region.graph
     modules = {}
@@ -137,7 +134,6 @@ def _region_to_json(path: str, region: Region) -> dict[str, Any]:
             if isinstance(holder, QuantizedWeight):
                 modules[holder_path] = {"kind": holder.kind, "spec": to_json(holder.spec)}
     return {
-        "path": path,
         "name": state.user_class.__name__,
         "method": state.method,
         "num_inputs": state.num_inputs,
@@ -164,15 +160,13 @@ def _region_from_json(row: dict[str, Any], tensors: dict[str, Tensor], part: nn.
         num_inputs=row["num_inputs"],
         input_names=tuple(row["input_names"]),
     )
-    prefix = f"{row['path']}." if row["path"] else ""
     region = Region(part, graph_from_json(row["graph"], _own_functions()), state)
     for path, stored in row["modules"].items():
         if "user" in stored:
             _check_user_module(part, path, stored["user"])
         else:
             set_submodule(region, path, _module_from_json(stored))
-    mine = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    _place(region, mine)
+    _place(region, tensors)
     region.recompile()
     return region.eval()
 

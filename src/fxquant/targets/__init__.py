@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from fxquant.core.target import Target
 from fxquant.errors import ConfigError
+from fxquant.targets.onnxruntime import onnxruntime
 from fxquant.targets.x86 import x86
 
-NAMES = ("x86", "fbgemm", "qnnpack", "onednn")
+X86_NAMES = ("x86", "fbgemm", "qnnpack", "onednn", "openvino")
+NAMES = (*X86_NAMES, "onnxruntime")
 
 
 def by_name(target: str | Target | None) -> Target:
     """A target from its name, itself, or None for the machine's own."""
     if isinstance(target, Target):
         return target
-    if target is None or target in NAMES:
+    if target is None or target in X86_NAMES:
         return x86()
+    if target == "onnxruntime":
+        return onnxruntime()
     raise ConfigError(f"target {target!r} is unknown. Known: {', '.join(NAMES)}; or give a fxquant.Target.")

@@ -1,0 +1,47 @@
+"""Time several ways to do the same thing, interleaved, so that what else the machine does hits all of them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """Milliseconds per call: the median, and the tenth and ninetieth percentile."""
+
+    median: float
+    low: float
+    high: float
+    runs: int
+
+
+def time_interleaved(
+    calls: Mapping[str, Callable[[], Any]], *, seconds: float = 2.0, rounds: int = 200
+) -> dict[str, Timing]:
+    """Call each in turn until the time or the rounds are used up; at least five rounds after one to warm up."""
+    spent: dict[str, list[float]] = {name: [] for name in calls}
+    with torch.inference_mode():
+        for call in calls.values():
+            call()
+            call()
+        start = time.perf_counter()
+        for count in range(rounds):
+            if count >= 5 and time.perf_counter() - start > seconds:
+                break
+            for name, call in calls.items():
+                before = time.perf_counter()
+                call()
+                spent[name].append((time.perf_counter() - before) * 1e3)
+    return {name: _timing(times) for name, times in spent.items()}
+
+
+def _timing(times: list[float]) -> Timing:
+    times = sorted(times)
+    edge = len(times) // 10
+    return Timing(median=statistics.median(times), low=times[edge], high=times[-1 - edge], runs=len(times))

@@ -1,0 +1,208 @@
+"""Converted model -> ONNX with QuantizeLinear / DequantizeLinear and integer initializers.
+
+    reference graph -> torch.export -> torch.onnx (translate.py) -> fold_weights -> quantize_biases
+
+The result is standard ONNX: weights are INT8 (4-bit ones in blocks are INT4) and dequantized per channel, activations
+go through a pair per tensor, biases between int8 tensors are INT32. Runtimes fuse pairs and ops into int8 kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fxquant.core import compat
+from fxquant.core.graph import regions
+from fxquant.errors import ConfigError, FxQuantError
+from fxquant.export.reference import reference_of
+from fxquant.export.signature import Signature, bind, parameters_of, signature_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_OPSET, _OPSET_OF_BLOCKS_AND_16_BITS = 20, 21
+_NEEDED = ("onnx", "onnxscript", "onnx_ir")
+_LARGEST = 2**31 - 2**20  # bytes of a protobuf file; beyond that, tensors go to a file of their own
+
+
+def export_onnx(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example_inputs: Any,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_batch: bool = False,
+) -> Path:
+    """Write a converted model as ONNX with int8 weights and QuantizeLinear / DequantizeLinear pairs.
+
+    `example_inputs` is a tuple of positional arguments, a tensor, or a dict of keyword arguments. `dynamic_batch`
+    leaves the batch open: dim 0 of the first tensor, and of every other input of that size.
+    """
+    file = Path(path)
+    if not file.parent.is_dir():
+        raise ConfigError(f"export_onnx cannot write {str(file)!r}: there is no directory {str(file.parent)!r}.")
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        reason = "it is a directory" if file.is_dir() else "permission denied"
+        raise ConfigError(f"export_onnx cannot write {str(file)!r}: {reason}.")
+    graph, _ = to_onnx(model, example_inputs, example_kwargs, dynamic_batch=dynamic_batch, caller="export_onnx")
+    import onnx_ir as ir
+
+    size = sum(value.const_value.nbytes for value in graph.graph.initializers.values() if value.const_value is not None)
+    ir.save(graph, file, external_data=f"{file.name}.data" if size > _LARGEST else None)
+    return file
+
+
+def to_onnx(
+    model: nn.Module,
+    example_inputs: Any,
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_batch: bool,
+    caller: str,
+    gemm: bool = True,
+) -> tuple[ir.Model, Signature]:
+    """The ONNX model, and how to call it like `model`. `caller` is named in errors.
+
+    `gemm` brings int8 linears with a bias to two dimensions, with reshapes around them, where others are MatMul and
+    Add: ONNX Runtime has an int8 kernel for that, and none for the other where the batch is fixed.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{caller} needs {', '.join(missing)}. Install with: pip install fxquant[onnx]")
+    tree = reference_of(model, caller)
+    parameters = parameters_of(tree)
+    example = bind(parameters, *_examples(example_inputs, example_kwargs, caller))
+    program = _export(tree, example, dynamic_batch, caller)
+    onnx_model = _translate(program, _opset(tree), gemm, caller)
+    if dynamic_batch:
+        _name_batch(onnx_model)
+    return onnx_model, signature_of(parameters, example, program)
+
+
+def _examples(inputs: Any, kwargs: Mapping[str, Any] | None, caller: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Tensor):
+        inputs = (inputs,)
+    if isinstance(inputs, Mapping) and kwargs is None:
+        inputs, kwargs = (), inputs
+    if not isinstance(inputs, (tuple, list)) or not (inputs or kwargs):
+        raise ConfigError(
+            f"{caller} needs example inputs: a tuple of positional arguments, a tensor, or a dict of keyword arguments."
+        )
+    return tuple(inputs), dict(kwargs or {})
+
+
+def _export(tree: nn.Module, example: Any, dynamic_batch: bool, caller: str) -> torch.export.ExportedProgram:
+    shapes = None
+    if dynamic_batch:
+        first = next((leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.dim()), None)
+        if first is None:
+            raise ConfigError(f"{caller}(dynamic_batch=True): no example input has a batch dimension.")
+        example, shapes = _open_batch(tree, example, first.shape[0])
+    args, kwargs = example
+    try:
+        with torch.no_grad(), _quiet():
+            return torch.export.export(tree, args, kwargs, dynamic_shapes=shapes)
+    except Exception as error:  # torch.export raises many kinds, for the user's shapes as for its own limits
+        hint = " Its batch size may be fixed; dynamic_batch=False keeps that of the example." if dynamic_batch else ""
+        raise FxQuantError(
+            f"{caller}: torch.export cannot take this model with these inputs.{hint}\n{error}"
+        ) from error
+
+
+def _open_batch(tree: nn.Module, example: Any, batch: int) -> tuple[Any, dict[str, Any]]:
+    """The example with a batch above 1, which torch.export would fix, and the open dimension of each tensor."""
+    dim = torch.export.Dim("batch")
+
+    def is_batched(leaf: Any) -> bool:
+        return isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch
+
+    shapes = tree_map(lambda leaf: {0: dim} if is_batched(leaf) else None, example)
+    if batch == 1:
+        example = tree_map(lambda leaf: torch.cat([leaf, leaf]) if is_batched(leaf) else leaf, example)
+    return example, dict(parameters_of(tree).bind(*shapes[0], **shapes[1]).arguments)
+
+
+def _translate(program: torch.export.ExportedProgram, opset: int, gemm: bool, caller: str) -> ir.Model:
+    from onnx_ir.passes import common
+
+    from fxquant.export.fold_weights import fold_weights
+    from fxquant.export.int32_bias import quantize_biases
+    from fxquant.export.translate import translations
+
+    try:
+        with _quiet():
+            exported = torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                custom_translation_table=translations(gemm=gemm),
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise FxQuantError(f"{caller}: torch.onnx cannot translate this model.\n{error}") from error
+    assert exported is not None
+    model = exported.model
+    _correct_types(model)
+    fold_weights(model.graph)
+    quantize_biases(model.graph)
+    common.RemoveUnusedNodesPass()(model)
+    common.NameFixPass()(model)
+    return model
+
+
+def _correct_types(model: ir.Model) -> None:
+    """Scales found at run time are float64 and of one axis in torch's ops, which is what the exporter noted."""
+    import onnx_ir as ir
+
+    for node in model.graph:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            integers = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
+            dtypes = (ir.DataType.FLOAT, integers.dtype if integers is not None else None)
+            for value, dtype in zip(node.inputs[1:], dtypes, strict=False):
+                if value is not None and value.const_value is None and dtype is not None:
+                    value.dtype, value.shape = dtype, ir.Shape(())
+
+
+def _opset(tree: nn.Module) -> int:
+    for _, region in regions(tree):
+        for node in region.graph.nodes:
+            if node.target is compat.DEQUANTIZE_GROUP or torch.int16 in node.args or torch.uint16 in node.args:
+                return _OPSET_OF_BLOCKS_AND_16_BITS
+    return _OPSET
+
+
+def _name_batch(model: ir.Model) -> None:
+    import onnx_ir as ir
+
+    sizes = [value.shape[0] for value in model.graph.inputs if value.shape]
+    symbols = {str(size) for size in sizes if not isinstance(size, int)}
+    values = [*model.graph.inputs, *(value for node in model.graph for value in node.outputs)]
+    for value in values:
+        if value.shape is not None and not value.shape.frozen:
+            for index, size in enumerate(value.shape):
+                if not isinstance(size, int) and str(size) in symbols:
+                    value.shape[index] = ir.SymbolicDim("batch")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.onnx logs progress and deprecations of its own; what it cannot do it raises."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,40 @@
+"""The table has every engine, the float model where it is given, and refuses what is not converted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fxquant as fq
+from fxquant.engines.choose import available
+
+
+def test_rows_and_table(capsys: pytest.CaptureFixture[str]) -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3)).eval(), torch.randn(1, 3, 16, 16)
+    quantized = fq.quantize(model, [x])
+    result = fq.benchmark(quantized, x, float_model=model, seconds=0.05)
+    assert [row.name for row in result] == ["float", *available()]
+    assert result["float"].speedup == 1.0
+    assert result["onednn"].size < 0.4 * result["float"].size
+    assert "speed-up" in capsys.readouterr().out
+    assert "speed-up" in str(result)
+    assert torch.equal(quantized(x), fq.quantize(model, [x])(x)), "the model itself is not changed"
+
+
+def test_inputs_are_remembered() -> None:
+    quantized = fq.quantize(nn.Sequential(nn.Linear(4, 4)).eval(), [torch.randn(2, 4)])
+    assert len(list(fq.benchmark(quantized, seconds=0.01))) == len(available())
+
+
+def test_only_converted_models() -> None:
+    with pytest.raises(fq.StageError, match="convert_fx or quantize"):
+        fq.benchmark(nn.Linear(2, 2), torch.randn(1, 2))
+
+
+@pytest.mark.parametrize("engine", available())
+def test_auto_gives_one_that_agrees(engine: str) -> None:
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), torch.randn(3, 16)
+    expected = fq.quantize(model, [x], engine="reference")(x)
+    torch.testing.assert_close(fq.quantize(model, [x], engine=engine)(x), expected, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(fq.quantize(model, [x], engine="auto")(x), expected, atol=0.02, rtol=0.02)
