@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fxquant.capture import capture
+from fxquant.core.graph import regions
 from fxquant.errors import CaptureError
 
 
@@ -50,9 +51,11 @@ def test_leaves_by_name_and_by_class() -> None:
         targets(model, leaf_names=["iner"])
 
 
-def test_leaves_are_not_lost_by_falling_back_to_export() -> None:
-    with pytest.raises(CaptureError, match="symbolic trace"):
-        capture(Model(Branching()), (torch.randn(2, 4),), leaf_names=["first"])
+def test_leaves_are_kept_where_the_rest_does_not_trace() -> None:
+    model = Model(Branching()).eval()
+    captured = capture(model, (torch.randn(2, 4),), leaf_names=["first"])
+    assert isinstance(captured.first.fc, nn.Linear)
+    assert [path for path, _ in regions(captured)] == ["", "inner.fc"]
 
 
 def test_a_region_inside_a_model_is_a_leaf() -> None:

@@ -1,6 +1,6 @@
-"""From an `nn.Module` to a canonical graph: `capture(model, args, kwargs) -> Region`."""
+"""From an `nn.Module` to canonical graphs: `capture(model, args, kwargs)` gives a Region, or a model with regions."""
 
-from fxquant.capture.capture import capture
-from fxquant.capture.guards import InputError
+from fxquant.capture.capture import Method, capture
+from fxquant.errors import InputError
 
-__all__ = ["InputError", "capture"]
+__all__ = ["InputError", "Method", "capture"]

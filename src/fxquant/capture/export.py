@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import logging
 import operator
 import warnings
@@ -58,7 +59,7 @@ def export(tree: nn.Module, slots: tuple[Slot, ...]) -> Exported:
             raise
         except Exception as error:
             errors.append(error)
-    raise CaptureError(_explain(errors[-1], tree)) from errors[-1]
+    raise _explain(errors[-1], tree) from errors[-1]
 
 
 def _double_batch(values: dict[str, Any]) -> dict[str, Any] | None:
@@ -99,18 +100,20 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):  # a failed export prints its graph
+            yield
     finally:
         logger.setLevel(level)
 
 
-def _explain(error: Exception, tree: nn.Module) -> str:
+def _explain(error: Exception, tree: nn.Module) -> CaptureError:
     where, path = locate(error, tree)
-    return (
+    message = (
         f"torch.export: {reason(error)} At {where or 'an unknown place'}. What to do: rewrite that line so that it "
         "does not depend on a tensor's values (torch.where for a branch)"
         + (f", or mark module {path!r} as non-traceable and use method='symbolic'." if path else ".")
     )
+    return CaptureError(message, reason=reason(error), where=where, path=path)
 
 
 class _UnknownContainer(Exception):

@@ -19,11 +19,7 @@ import torch
 from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
-from fxquant.errors import FxQuantError
-
-
-class InputError(FxQuantError, ValueError):
-    """A captured model was called with inputs that its graph does not cover."""
+from fxquant.errors import InputError
 
 
 @has_side_effect
@@ -44,6 +40,27 @@ def check_given(value: Any, name: str) -> None:
         raise InputError(
             f"argument {name!r} was a tensor when the model was captured, now it is {value!r}. Pass a tensor, or "
             f"capture the model again with example inputs that leave {name!r} out."
+        )
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "len": len,
+    "keys": list,
+    "str": str,
+    "dtype": lambda value: value,
+}
+
+
+@has_side_effect
+def check_same(value: Any, how: str, fixed: Any) -> None:
+    """Raise unless metadata of the inputs (a size, a dtype, a decision about them) is as in the capture."""
+    if (now := _READ[how](value)) != fixed:
+        raise InputError(
+            f"the model's code depends on {how}(...) of a size or dtype, which was {fixed!r} when it was captured and "
+            f"is {now!r} for these inputs. Capture the model again with example inputs of this size."
         )
 
 

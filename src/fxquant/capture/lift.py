@@ -18,9 +18,8 @@ import torch
 from torch import fx, nn
 
 from fxquant.capture.match import follows_mode, has_settings, is_norm, owns, same_stock, stock_class
-from fxquant.capture.origin import class_name
 from fxquant.capture.stock import RECIPES, TENSORS, Stock, build, read_call
-from fxquant.core.graph import Region, TensorInfo, free_path, get_attr, scope_path, set_submodule
+from fxquant.core.graph import Region, TensorInfo, class_name, free_path, get_attr, scope_path, set_submodule
 from fxquant.core.ops import OPS, OpTable
 
 _ADDMM = (torch.addmm, torch.ops.aten.addmm.default)
@@ -172,7 +171,7 @@ class _Lifter:
         return path not in self.moved and module is not None and self.ops.of(type(module)) is None
 
     def _put_at_parameter(self, path: str, stock: Stock, tensors: dict[str, Any], old: dict[str, str]) -> str | None:
-        set_submodule(self.region, path, build(stock, None, tensors))
+        set_submodule(self.region, path, self._build(stock, None, tensors))
         self.placed[path] = (stock, tensors)
         self._set_mode(path)
         for name, previous in old.items():
@@ -199,13 +198,10 @@ class _Lifter:
                 return candidate
         if path in self.placed or source is None:
             path, source = free_path(self.region, path), None if path in self.placed else source
-        if stock.transposed:
-            weight = nn.Parameter(tensors["weight"].detach().t(), requires_grad=tensors["weight"].requires_grad)
-            module = build(stock, source, {**tensors, "weight": weight})
-        elif source is not None and type(source) is stock.cls and has_settings(source, stock):
+        if not stock.transposed and source is not None and type(source) is stock.cls and has_settings(source, stock):
             module = source
         else:
-            module = build(stock, source, tensors)
+            module = self._build(stock, source, tensors)
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             hooks.clear()  # their ops are in the graph already
         if module is not source:
@@ -216,6 +212,12 @@ class _Lifter:
             self.shared.update(str(n.target) for n in stock.tensors.values() if n is not None)
         self.placed[path] = (stock, tensors)
         return path
+
+    def _build(self, stock: Stock, source: nn.Module | None, tensors: dict[str, Any]) -> nn.Module:
+        if stock.transposed:
+            weight = nn.Parameter(tensors["weight"].detach().t(), requires_grad=tensors["weight"].requires_grad)
+            tensors = {**tensors, "weight": weight}
+        return build(stock, source, tensors)
 
     def _call(self, node: fx.Node, source: fx.Node, path: str) -> None:
         graph = node.graph

@@ -14,17 +14,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxquant.core.graph import META_KEYS
+from fxquant.core.graph import META_KEYS, class_name
 
 # frames of these packages are machinery, not the user's code
 _OURS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 Scope = tuple[tuple[str, str], ...]
-
-
-def class_name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def set_origins(graph: fx.Graph, root: nn.Module) -> None:

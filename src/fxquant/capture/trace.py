@@ -16,8 +16,18 @@ import torch
 from torch import fx, nn
 from torch.fx.immutable_collections import immutable_dict
 
+from fxquant.capture.compare import untouched
+from fxquant.capture.concrete import (
+    DataDependent,
+    Values,
+    decide,
+    is_argument_of_method,
+    seeing_proxies,
+    value_of,
+)
 from fxquant.capture.inputs import Slot, add_placeholders, as_call
 from fxquant.capture.origin import locate, reason, set_origins
+from fxquant.capture.wrap import intercepting, is_wrapped
 from fxquant.core.graph import Region
 from fxquant.errors import CaptureError
 
@@ -26,7 +36,28 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class _Proxy(fx.Proxy):
-    """Records `x += y` and `x[i] = y`, which fx.Proxy turns into `x = x + y` and an error."""
+    """Records `x += y` and `x[i] = y`, which fx.Proxy turns into `x = x + y` and an error; see also concrete.py."""
+
+    def __getattr__(self, k: str) -> Any:
+        attribute = _Attribute(self, k)
+        if isinstance(value_of(attribute), str):  # x.device.type: nothing takes a proxy for a string
+            return decide(attribute, "str", str, "a traced variable cannot be used as a string")
+        return attribute
+
+    def __len__(self) -> int:
+        return int(decide(self, "len", len, "the length of a traced variable is not known"))
+
+    def __index__(self) -> int:
+        if is_argument_of_method():
+            # torch tries whether an argument is an integer before it looks for proxies: say no, and stay general
+            raise TypeError("a traced variable is not a plain integer")
+        return int(decide(self, "int", operator.index, "a traced variable cannot be used as a plain integer"))
+
+    def __int__(self) -> int:
+        return int(decide(self, "int", int, "a traced variable cannot be used as a plain integer"))
+
+    def __float__(self) -> float:
+        return float(decide(self, "float", float, "a traced variable cannot be used as a plain number"))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
@@ -72,13 +103,37 @@ for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "
     setattr(_Proxy, f"__{_name}__", _record_in_place(_name))
 
 
+class _Attribute(_Proxy, fx.proxy.Attribute):
+    """`x.shape`, of which a node is made only when it is used."""
+
+    def __init__(self, root: fx.Proxy, attr: str) -> None:
+        fx.proxy.Attribute.__init__(self, root, attr)
+
+    @property
+    def node(self) -> fx.Node:
+        return fx.proxy.Attribute.node.fget(self)  # type: ignore[attr-defined, no-any-return]
+
+    @node.setter
+    def node(self, value: fx.Node) -> None:
+        self._node = value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        return fx.proxy.Attribute.__call__(self, *args, **kwargs)
+
+
 class _Tracer(fx.Tracer):
     record_stack_traces = True
 
     def __init__(
-        self, slots: tuple[Slot, ...], leaf_names: Collection[str], leaf_classes: Collection[type], via_call: bool
+        self,
+        slots: tuple[Slot, ...],
+        leaf_names: Collection[str],
+        leaf_classes: Collection[type],
+        via_call: bool,
+        values: Values | None,
     ) -> None:
         super().__init__()
+        self.values = values
         self.names: dict[int, str] = {}
         self.slots = slots
         self.leaf_names = frozenset(leaf_names)
@@ -89,8 +144,33 @@ class _Tracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
 
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> fx.Proxy:
+        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
+        if self.values is not None:
+            example, data = self.values.evaluate(kind, target, args, kwargs)
+            proxy.__dict__.update(example=example, data=data)
+        return proxy
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.values is not None and self.values.running:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        what = "symbolically traced variables cannot be used as inputs to control flow"
+        return bool(decide(obj, "bool", bool, what))
+
+    def iter(self, obj: Any) -> Any:
+        what = "a traced variable cannot be iterated over, since its length is not known"
+        return iter([obj[i] for i in range(decide(obj, "len", len, what))])
+
+    def keys(self, obj: fx.Proxy) -> Any:
+        if isinstance(value_of(obj), dict):
+            return decide(obj, "keys", list, "the keys of a traced variable are not known")
+        return super().keys(obj)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, (Region, *self.leaf_classes)) or module_qualified_name in self.leaf_names:
+        if isinstance(m, (Region, *self.leaf_classes)) or module_qualified_name in self.leaf_names or is_wrapped(m):
             return True
         if getattr(m, "padding_mode", "zeros") != "zeros":
             return False  # a pad of its own, then a conv: as torch.export sees it
@@ -98,7 +178,7 @@ class _Tracer(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         """Buffers are proxies too: else `self.steps.add_(1)` would run on the user's own buffer while tracing."""
-        if not isinstance(attr_val, torch.Tensor):
+        if not isinstance(attr_val, torch.Tensor) or (self.values is not None and self.values.running):
             return attr_val
         if not self.names:
             self.names = {id(t): name for name, t in (*self.root.named_parameters(), *self.root.named_buffers())}
@@ -117,11 +197,20 @@ class _Tracer(fx.Tracer):
         args, kwargs = as_call(self.slots, values)
 
         def call() -> Any:
+            if is_wrapped(self.root):
+                return self.create_proxy("call_function", run_forward, (self.root, *args), kwargs)
             return root_fn(self.root, *args, **kwargs)
 
         return call, []
 
+    def call_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Proxy:
+        return self.create_proxy("call_function", function, args, kwargs)
+
     def create_arg(self, a: Any) -> Any:
+        if isinstance(a, fx.Proxy):
+            return a.node
+        if a is self.root:
+            return self.create_node("get_attr", "_self", (), {})  # see Region._self
         # fx would make a plain dict of what is more than that: OrderedDict, the outputs of transformers
         if isinstance(a, dict) and type(a) not in (dict, immutable_dict):
             if dataclasses.is_dataclass(a):
@@ -132,19 +221,37 @@ class _Tracer(fx.Tracer):
         return super().create_arg(a)
 
 
+def run_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a root whose class is wrapped, as one call."""
+    return module.forward(*args, **kwargs)
+
+
 def trace(
-    tree: nn.Module, slots: tuple[Slot, ...], leaf_names: Collection[str], leaf_classes: Collection[type]
+    tree: nn.Module,
+    slots: tuple[Slot, ...],
+    leaf_names: Collection[str],
+    leaf_classes: Collection[type],
+    concrete: bool = False,
 ) -> fx.Graph:
-    """Trace the tree symbolically; raise a `CaptureError` that names the user's line if that cannot be done."""
+    """Trace the tree symbolically; raise a `CaptureError` that names the user's line if that cannot be done.
+
+    With `concrete`, code that asks for a size or a dtype gets the example's, and the graph a check.
+    """
     _check_leaf_names(tree, leaf_names)
     via_call = "forward" in tree.__dict__ or any(getattr(tree, hooks) for hooks in _HOOKS)
-    tracer = _Tracer(slots, leaf_names, leaf_classes, via_call)
+    values = Values(tree, slots) if concrete else None
+    tracer = _Tracer(slots, leaf_names, leaf_classes, via_call, values)
     try:
-        graph = tracer.trace(tree)
+        # what forward keeps in plain attributes would be proxies
+        with untouched(tree), intercepting(tree, tracer.call_wrapped), seeing_proxies(tree):
+            graph = tracer.trace(tree)
+            if tracer.__dict__.get("refused"):  # in a `try` of the user's code
+                raise tracer.__dict__["refused"][0]
+            _refuse_assigned(tree)
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(_explain(error, tree)) from error
+        raise _explain(error, tree) from error
     set_origins(graph, tree)
     _own_constants(tree, graph)
     return graph
@@ -159,14 +266,25 @@ def _check_leaf_names(tree: nn.Module, leaf_names: Collection[str]) -> None:
             raise CaptureError(f"non-traceable module {name!r} is not in the model.{hint}")
 
 
-def _explain(error: Exception, tree: nn.Module) -> str:
+def _refuse_assigned(tree: nn.Module) -> None:
+    """`self.buffer = ...` in forward: the graph would compute the new value and drop it."""
+    for path, module in tree.named_modules():
+        for name, buffer in module._buffers.items():
+            if isinstance(buffer, fx.Proxy):
+                why = f"forward assigns buffer {name!r}"
+                raise CaptureError(f"symbolic trace: {why}, which a trace cannot hold.", reason=why, path=path)
+
+
+def _explain(error: Exception, tree: nn.Module) -> CaptureError:
     where, path = locate(error, tree)
     leaf = f"mark module {path!r} as non-traceable (it stays in float), " if path else ""
-    return (
+    message = (
         f"symbolic trace: {reason(error)} At {where or 'an unknown place'}. "
         f"What to do: {leaf}use method='export', or rewrite that line so that it does not depend on a tensor's values "
         "(torch.where for a branch)."
     )
+    data = isinstance(error, DataDependent)
+    return CaptureError(message, reason=reason(error), where=where, path=path, data_dependent=data)
 
 
 def _own_constants(tree: nn.Module, graph: fx.Graph) -> None:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
+import logging
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +26,10 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 from torch.fx.node import _get_qualified_name, map_arg
+
+from fxquant.errors import InputError
+
+log = logging.getLogger("fxquant")
 
 META_KEYS = ("scope", "where", "tensor", "mutated", "note", "decision")
 
@@ -63,6 +69,12 @@ class RegionState:
     quantizer_path: str = ""  # where their modules are
     kernel_path: str = ""  # where the kernels of a lowered graph are
     reference: dict[str, Any] | None = None  # the QDQ graph that was lowered, encoded
+    path: str = ""  # where the region stands in the model, as the rules name it
+    outer: tuple[tuple[str, str], ...] = ()  # (path, class name) of the modules around it, outermost first
+    flat: str = ""  # the child whose tensors count as the region's own: a stock module that is a region by itself
+    order: int = 0  # ops of the same kind before it in the module around it, for such a child
+    warned: bool = False  # that a call ran in float
+    boundary: Any = None  # core.boundary.Boundary: inputs and outputs that are integers
 
 
 class Region(fx.GraphModule):
@@ -81,17 +93,88 @@ class Region(fx.GraphModule):
         self._region = state or RegionState(user_class=type(tree))
         self.graph = graph
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """Inside a model the user's class, so that `isinstance(layer, Block)` in the code around goes on working."""
+        state = self.__dict__.get("_region")
+        return type(self) if state is None or not state.path else state.user_class
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            # methods, properties and class attributes of the user's model go on working on this one
             state = self.__dict__.get("_region")
+            if state is not None and state.flat:
+                owner = self._modules[state.flat]
+                if owner is not None and (name in owner._parameters or name in owner._buffers):
+                    # what code outside reads is the float weight, also when integers are stored
+                    read: Any = getattr(owner, "dequantized", None)
+                    return getattr(owner, name) if read is None else read(name)
+            # methods, properties and class attributes of the user's model go on working on this one
             for cls in state.user_class.__mro__ if state is not None else ():
                 if name in cls.__dict__ and cls is not nn.Module:
                     attribute = cls.__dict__[name]
                     return attribute.__get__(self, cls) if hasattr(attribute, "__get__") else attribute
             raise
+
+    @property
+    def _self(self) -> nn.Module:
+        """An instance of the user's class over this region's own state, for methods that are left as written.
+
+        It is made anew for each read and shares the whole `__dict__`: `self.training`, attributes and submodules are
+        the region's. Graphs read it as `get_attr _self`.
+        """
+        view = self._region.user_class.__new__(self._region.user_class)
+        object.__setattr__(view, "__dict__", self.__dict__)
+        return view
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph. Inside a model, a call that it does not cover runs the user's code, in float.
+
+        So the other arm of a branch may call a module in another way than the example inputs did.
+        """
+        try:
+            return super().__call__(*args, **kwargs)
+        except (InputError, TypeError) as error:
+            if not self._region.path or (isinstance(error, TypeError) and self._takes(args, kwargs)):
+                raise
+            return self._run_code(error, args, kwargs)
+
+    def _takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        try:
+            inspect.signature(self.forward).bind(*args, **kwargs)
+        except TypeError:
+            return False
+        return True
+
+    def _run_code(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            result = self._self(*args, **kwargs)
+        except Exception:
+            # the code needs something that the graph took over, such as a parameter that is now a module's
+            raise error from None
+        if not self._region.warned:
+            self._region.warned = True
+            log.warning("module %r runs in float when called like this: %s", self._region.path, error)
+        return result
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The tensors of a flat child go by the region's own name: `conv.weight`, not `conv.op.weight`."""
+        found = super().state_dict(*args, **kwargs)
+        if self._region.flat:
+            own = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+            longer = f"{own}{self._region.flat}."
+            for key in [key for key in found if key.startswith(longer)]:
+                found[own + key.removeprefix(longer)] = found.pop(key)
+        return found
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if self._region.flat:
+            for key in [key for key in state_dict if key.startswith(prefix)]:
+                rest = key.removeprefix(prefix)
+                if rest.partition(".")[0] not in self._modules:
+                    state_dict[f"{prefix}{self._region.flat}.{rest}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         return _rebuild(copy.deepcopy(self._plain_state(), memo), copy.deepcopy(self.graph, memo))
@@ -130,6 +213,32 @@ def regions(model: nn.Module) -> Iterator[tuple[str, Region]]:
     for path, module in model.named_modules():
         if isinstance(module, Region):
             yield path, module
+
+
+def place_regions(model: nn.Module, root: str = "", outer: tuple[tuple[str, str], ...] = ()) -> None:
+    """Tell every region of a model where it stands: `root` is the model's own path, `outer` what is around that."""
+    for path, region in regions(model):
+        steps = path.split(".") if path else []
+        above = [".".join(steps[:count]) for count in range(len(steps))]
+        around = [(join_path(root, at), class_name(user_class(model.get_submodule(at)))) for at in above]
+        region._region.path = join_path(root, path)
+        region._region.outer = (*outer, *around)
+
+
+def join_path(*parts: str) -> str:
+    """Dotted paths put together; empty ones fall away."""
+    return ".".join(part for part in parts if part)
+
+
+def class_name(cls: type) -> str:
+    """`package.module.Class`, of the stock class where `cls` stands for one (see fxquant.modules)."""
+    cls = cls.__dict__.get("stands_for", cls)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def user_class(module: nn.Module) -> type[nn.Module]:
+    """The class that the user wrote, also of a region."""
+    return module._region.user_class if isinstance(module, Region) else type(module)
 
 
 def clone_tree(module: nn.Module, *, share_tensors: bool = True) -> nn.Module:
@@ -214,6 +323,35 @@ def scope_path(node: fx.Node) -> str:
         return str(node.target)
     scope = node.meta.get("scope", ())
     return str(scope[-1][0]) if scope else ""
+
+
+def full_path(region: Region, node: fx.Node) -> str:
+    """The path of a node in the whole model."""
+    path, kernels = scope_path(node), region._region.kernel_path
+    if kernels and path.startswith(f"{kernels}."):
+        scope = node.meta.get("scope", ())  # a kernel goes by the module that it stands for
+        path = str(scope[-1][0]) if scope else ""
+    return join_path(region._region.path, "" if path == region._region.flat else path)
+
+
+_SIZE_METHODS = ("size", "dim", "ndimension", "numel", "nelement")
+_SIZE_ATTRIBUTES = ("shape", "ndim", "device")
+_SIZE_OPS = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
+
+
+def reads_size(node: fx.Node) -> bool:
+    """Whether a node looks at the size of its operand only, so that any tensor of that size would do."""
+    if node.op == "call_method":
+        return node.target in _SIZE_METHODS
+    if node.target is getattr:
+        return node.args[1] in _SIZE_ATTRIBUTES
+    return node.op == "call_function" and node.target in _SIZE_OPS
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The one node that takes the tensor, if there is just one; nodes that read its size do not count."""
+    takers = [user for user in node.users if not reads_size(user)]
+    return takers[0] if len(takers) == 1 else None
 
 
 def tensor_info(node: fx.Node) -> TensorInfo | None:

@@ -6,6 +6,7 @@ Priority, rising: global, object type, regex (in order, first match), module nam
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -119,6 +120,15 @@ class Site:
     scope: tuple[tuple[str, str], ...] = ()
     order: int = 0
 
+    def below(self, root: str) -> Site:
+        """The same place as seen from a module above it."""
+
+        def cut(path: str) -> str:
+            return path[len(root) :].removeprefix(".")
+
+        inside = tuple((cut(path), cls) for path, cls in self.scope if path == root or path.startswith(f"{root}."))
+        return dataclasses.replace(self, path=cut(self.path), scope=inside)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
@@ -144,13 +154,15 @@ def _type_name(object_type: Any) -> str:
 class Rules:
     """A mapping in the form annotate asks: `choose(site)`, and at the end `unmatched()`.
 
-    `same_op(a, b)` tells whether two spellings are one op (from the op table).
+    `same_op(a, b)` tells whether two spellings are one op (from the op table). `root` is the path from which the
+    names of the rules go on: that of a standalone module with a mapping of its own.
     """
 
-    def __init__(self, source: object, same_op: Callable[[Any, Any], bool]) -> None:
+    def __init__(self, source: object, same_op: Callable[[Any, Any], bool], root: str = "") -> None:
         self._setters: tuple[Setter, ...] = ()
         self._foreign = False
-        self._same_op = same_op
+        self.same_op = same_op
+        self._root = root
         self._seen_paths: set[str] = set()
         self._matched: set[tuple[str, Any]] = set()
         if isinstance(source, QConfigMapping):
@@ -177,6 +189,7 @@ class Rules:
 
     def choose(self, site: Site) -> Choice:
         """The rule that wins at a site. Rules that match are remembered even when a stronger one wins."""
+        site = site.below(self._root) if self._root else site
         self._seen_paths.add(site.path)
         for index, setter in enumerate(self._setters):
             answer = setter(site.path, site.kind, site.spelling)
@@ -209,7 +222,7 @@ class Rules:
         return None
 
     def _is_type(self, object_type: Any, site: Site) -> bool:
-        return self._same_op(object_type, site.spelling) or object_type == site.kind
+        return self.same_op(object_type, site.spelling) or object_type == site.kind
 
     def _by_regex(self, site: Site) -> Choice | None:
         found: Choice | None = None

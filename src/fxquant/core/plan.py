@@ -13,6 +13,9 @@ from torch import fx
 
 from fxquant.core.spec import Spec
 
+# on functions and module classes whose body is left as written (capture/wrap.py)
+WRAPPED = "__fxquant_wrapped__"
+
 Status = Literal["int8", "dynamic", "weight_only", "float"]
 
 

@@ -17,9 +17,14 @@ from fxquant.errors import VerifyError
 Pass = Callable[[Region], Region]
 
 
-def run_passes(model: nn.Module, passes: Iterable[tuple[str, Pass]], stage: str) -> nn.Module:
-    """Map passes over all regions of a model, check each result, and mark the regions with the stage reached."""
-    for path, region in list(regions(model)):
+def run_passes(
+    model: nn.Module, passes: Iterable[tuple[str, Pass]], stage: str, only: Callable[[Region], bool] | None = None
+) -> nn.Module:
+    """Map passes over all regions of a model, check each result, and mark the regions with the stage reached.
+
+    `only` tells which regions are meant: a model may hold some that went ahead of the others.
+    """
+    for path, region in [(path, region) for path, region in regions(model) if only is None or only(region)]:
         for name, apply in passes:
             apply(region)
             verify(region, pass_name=name, region_path=path)

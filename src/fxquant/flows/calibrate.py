@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fxquant.core.graph import regions
+from fxquant.core.tree import tree_of
 from fxquant.errors import CalibrationError, StageError
 
 
@@ -42,11 +43,10 @@ def calibrate(prepared: nn.Module, data: Iterable[Any], *, num_batches: int | No
 
 def run_batch(prepared: nn.Module, batch: Any) -> Any:
     """Call the model with a batch in any of the forms that `calibrate` takes."""
-    state = next((region._region for path, region in regions(prepared) if not path), None)
+    tree = tree_of(prepared)
     if isinstance(batch, Mapping):
-        names = state.input_names if state is not None else ()
+        names = tree.input_names
         return prepared(**{key: value for key, value in batch.items() if not names or key in names})
     if isinstance(batch, (tuple, list)):
-        wanted = state.num_inputs if state is not None else None
-        return prepared(*batch[: wanted or len(batch)])
+        return prepared(*batch[: tree.num_inputs or len(batch)])
     return prepared(batch)

@@ -1,16 +1,20 @@
-"""The Decision of each node: int8 or float, the rule that won, and why."""
+"""The account of a quantized model: the Decision of each node, what was left in float, and why."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from torch import nn
 
-from fxquant.core.graph import regions, scope_path
+from fxquant.core.graph import Region, TensorInfo, full_path, join_path, regions
+from fxquant.core.ops import OPS
 from fxquant.core.plan import decision_of, note_of
+from fxquant.core.tree import Left, tree_of, weighted_parts
 from fxquant.errors import StageError
 
 
@@ -31,14 +35,29 @@ class Row:
     output: str | None
     where: str
 
+    @property
+    def is_weighted(self) -> bool:
+        op = OPS.by_kind.get(self.kind)
+        return op is not None and op.has_weight
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """The rows of all regions; printing it shows a table."""
+    """The rows of all regions, and the modules outside of them; printing it shows tables.
+
+    `left` are modules that stay in float, each with the reason, the line of code and a hint. `opaque` counts the
+    weighted ops inside modules that no graph looks into, by path. `boundaries` counts the float tensors that go in and
+    out of regions.
+    """
 
     rows: tuple[Row, ...]
+    left: tuple[Left, ...] = ()
+    opaque: tuple[tuple[str, int], ...] = ()
+    regions: tuple[str, ...] = ()
+    boundaries: int = 0
+    method: str = ""
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
     def __len__(self) -> int:
@@ -47,6 +66,19 @@ class Explanation:
     def counts(self) -> dict[str, int]:
         """How many nodes have each status."""
         return dict(Counter(row.status for row in self.rows))
+
+    def weighted(self) -> tuple[int, int]:
+        """(weighted ops with int8 weights or better, all weighted ops), in regions and outside."""
+        idle = {left.path for left in self.left if not left.reached}  # on an arm that no data took
+        found = [row for row in self.rows if row.is_weighted and not (row.status == "float" and row.path in idle)]
+        quantized = sum(row.status != "float" for row in found)
+        return quantized, len(found) + sum(count for _, count in self.opaque)
+
+    @property
+    def int8_share(self) -> float:
+        """The share of the weighted ops that are quantized, from 0 to 1."""
+        quantized, every = self.weighted()
+        return quantized / every if every else 1.0
 
     def table(self) -> Table:
         """The rows as a rich table."""
@@ -58,45 +90,95 @@ class Explanation:
             table.add_row(row.node, row.path, row.kind, row.status, row.rule, row.reason, style=style)
         return table
 
+    def left_table(self) -> Table:
+        """The modules left in float as a rich table."""
+        table = Table(title="left in float, outside of the graphs", title_justify="left", box=None, pad_edge=False)
+        for column in ("module", "class", "why", "where", "what to do"):
+            table.add_column(column, overflow="fold")
+        for left in self.left:
+            table.add_row(left.path or "<root>", left.module, left.reason, _short(left.where), left.hint)
+        return table
+
     def summary(self) -> str:
-        counts = self.counts()
-        return ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) + f" of {len(self.rows)} ops"
+        """One line."""
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(self.counts().items()))
+        quantized, every = self.weighted()
+        share = f"{quantized} of {every} weighted ops quantized ({self.int8_share:.0%})"
+        parts = f"{len(self.regions)} region{'s' * (len(self.regions) != 1)}"
+        if self.boundaries:
+            parts += f" with {self.boundaries} float boundaries"
+        return f"{counts or 'nothing'} of {len(self.rows)} ops; {share}; {parts}"
 
     def __str__(self) -> str:
         console = Console(width=140, no_color=True, force_terminal=False)
         with console.capture() as capture:
-            console.print(self.table())
+            console.print(self)
         return capture.get()
 
-    def __rich__(self) -> Table:
-        return self.table()
+    def __rich__(self) -> Group:
+        return Group(self.table(), self.left_table()) if self.left else Group(self.table())
 
 
 def explain(model: nn.Module) -> Explanation:
-    """What was decided for each node of a prepared or converted model, and why."""
+    """What was decided for each node of a prepared or converted model, and for each module outside of its graphs."""
     found = list(regions(model))
-    if not any(region._region.stage in ("prepared", "converted") for _, region in found):
+    tree = tree_of(model)
+    if not any(region._region.stage in ("prepared", "converted") for _, region in found) and not tree.left:
         raise StageError("explain needs a model from prepare_fx, convert_fx or quantize.")
-    rows = []
+    opaque = {left.path: left.weighted for left in tree.left if left.weighted and left.reached}
     for path, region in found:
-        for node in region.graph.nodes:
-            decision, note = decision_of(node), note_of(node)
-            if decision is None:
-                continue
-            rows.append(
-                Row(
-                    region=path,
-                    node=node.name,
-                    path=scope_path(node),
-                    kind=decision.kind,
-                    status=decision.status,
-                    reason=decision.reason,
-                    rule=decision.rule,
-                    group=note.group or "" if note is not None else "",
-                    weight=str(note.weight) if note is not None and note.weight is not None else "",
-                    inputs=note.inputs if note is not None else (),
-                    output=note.output if note is not None else None,
-                    where=str(node.meta.get("where", "")),
-                )
-            )
-    return Explanation(rows=tuple(rows))
+        opaque.update(_opaque(path, region))
+    return Explanation(
+        rows=tuple(row for path, region in found for row in _rows(path, region)),
+        left=tree.left,
+        opaque=tuple(sorted(opaque.items())),
+        regions=tuple(path for path, _ in found),
+        boundaries=sum(_boundaries(region) for path, region in found if path),
+        method=tree.method,
+    )
+
+
+def _rows(path: str, region: Region) -> Iterator[Row]:
+    for node in region.graph.nodes:
+        decision, note = decision_of(node), note_of(node)
+        if decision is None:
+            continue
+        yield Row(
+            region=path,
+            node=node.name,
+            path=full_path(region, node),
+            kind=decision.kind,
+            status=decision.status,
+            reason=decision.reason,
+            rule=decision.rule,
+            group=note.group or "" if note is not None else "",
+            weight=str(note.weight) if note is not None and note.weight is not None else "",
+            inputs=note.inputs if note is not None else (),
+            output=note.output if note is not None else None,
+            where=str(node.meta.get("where", "")),
+        )
+
+
+def _opaque(path: str, region: Region) -> dict[str, int]:
+    """Weighted ops inside the modules that a graph calls without looking into them."""
+    found: dict[str, int] = {}
+    for node in region.graph.nodes:
+        if node.op != "call_module" or OPS.of_node(node, region) is not None:
+            continue
+        for at, count in weighted_parts(region.get_submodule(str(node.target))).items():
+            found[join_path(path, str(node.target), at)] = count
+    return found
+
+
+def _boundaries(region: Region) -> int:
+    tensors = [node.meta.get("tensor") for node in region.graph.nodes if node.op == "placeholder"]
+    for node in region.graph.nodes:
+        if node.op == "output":
+            tensors += [source.meta.get("tensor") for source in node.all_input_nodes]
+    return sum(isinstance(info, TensorInfo) and info.is_float for info in tensors)
+
+
+def _short(where: str) -> str:
+    """`file.py:12 in forward`, without the directories."""
+    head, _, rest = where.partition(":")
+    return f"{os.path.basename(head)}:{rest}" if rest else where

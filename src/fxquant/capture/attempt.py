@@ -1,0 +1,154 @@
+"""One attempt at a whole module: a symbolic trace or torch.export, then the passes that make its graph canonical.
+
+Both are followed by a check on the example inputs, so whatever comes out computes what the module computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from fxquant.capture.bake import bake_parametrizations, is_baked
+from fxquant.capture.clean import drop_checks, sweep
+from fxquant.capture.compare import attributes, changed, copy_inputs, difference, evaluating, run, untouched
+from fxquant.capture.export import export
+from fxquant.capture.fold_constants import fold_constants
+from fxquant.capture.functionalize import functionalize
+from fxquant.capture.inputs import Slot, as_call
+from fxquant.capture.lift import lift
+from fxquant.capture.origin import locate, reason
+from fxquant.capture.probe import probe_ones
+from fxquant.capture.trace import trace
+from fxquant.core.graph import META_KEYS, Region, RegionState, clone_tree, record_tensors
+from fxquant.core.ops import OpTable
+from fxquant.errors import CaptureError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A module to capture, with its example inputs (`slots`) and the modules that a trace does not look into."""
+
+    model: nn.Module
+    slots: tuple[Slot, ...]
+    has_example: bool
+    leaf_names: Collection[str]
+    leaf_classes: Collection[type]
+    ops: OpTable
+    share_tensors: bool
+
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return as_call(self.slots, {slot.name: slot.value for slot in self.slots})
+
+    def clone(self) -> nn.Module:
+        return bake_parametrizations(clone_tree(self.model, share_tensors=self.share_tensors))
+
+    @property
+    def num_inputs(self) -> int | None:
+        if not self.has_example:
+            return None
+        return sum(isinstance(slot.key, int) and slot.given for slot in self.slots)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(slot.name for slot in self.slots)
+
+
+def symbolic(job: Job) -> Region:
+    """The region of a symbolic trace, or a CaptureError. The example's sizes are used only if it fails without."""
+    try:
+        return _symbolic(job, concrete=False)
+    except CaptureError:
+        if not job.has_example:
+            raise
+    return _symbolic(job, concrete=True)
+
+
+def _symbolic(job: Job, concrete: bool) -> Region:
+    tree = job.clone()
+    graph = trace(tree, job.slots, job.leaf_names, job.leaf_classes, concrete)
+    region = _region(job, tree, graph, "symbolic")
+    drop_checks(region)
+    if job.has_example:
+        # a run that fails leaves less to go by; the final check tells whether the graph is right
+        with contextlib.suppress(Exception), evaluating(region):
+            record(region, *job.call())
+    _canonicalize(region, job.ops)
+    if job.has_example:
+        check(job, region, *job.call())
+    return region
+
+
+def exported(job: Job) -> Region:
+    """The region of a torch.export, or a CaptureError."""
+    tree = job.clone()
+    program = export(tree, job.slots)
+    region = _region(job, tree, program.graph, "export")
+    drop_checks(region)
+    _canonicalize(region, job.ops)
+    probe_ones(job.model, region, program, *job.call())
+    check(job, region, *job.call())
+    return region
+
+
+def _region(job: Job, tree: nn.Module, graph: fx.Graph, method: str) -> Region:
+    state = RegionState(
+        user_class=type(job.model), method=method, num_inputs=job.num_inputs, input_names=job.input_names
+    )
+    return Region(tree, graph, state)
+
+
+def _canonicalize(region: Region, ops: OpTable) -> None:
+    functionalize(region, ops)
+    fold_constants(region, ops)
+    lift(region, ops)
+    sweep(region)
+
+
+def record(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with untouched(region):
+        return record_tensors(region, copy_inputs(args), copy_inputs(kwargs))
+
+
+def check(job: Job, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Record the tensors of the final graph, and compare its outputs with the model's."""
+    # in train mode a spectral norm changes its weight with every run, so compare with the baked one
+    reference = job.clone() if is_baked(job.model) and job.model.training else clone_tree(job.model)
+    evaluated = False
+    before = attributes(reference)
+    try:
+        try:
+            theirs = run(reference, args, kwargs, keep_attributes=True)
+        except Exception:
+            # a batch of one cannot go through batch norm in train mode, yet is a fair example
+            evaluated = any(module.training for module in reference.modules())
+            if not evaluated:
+                raise
+            theirs = run(reference.eval(), args, kwargs, keep_attributes=True)
+    except Exception as error:
+        where, _ = locate(error, reference)
+        raise CaptureError(
+            f"the model itself fails on the example inputs: {reason(error)} At {where}. Pass others."
+        ) from error
+    kept = changed(before, attributes(reference))
+    if kept and (found := difference(run(reference, args, kwargs), theirs)):
+        path, names = next(iter(kept.items()))
+        why = f"a call changes the attribute {names[0]!r} and the next call depends on it: {found}"
+        raise CaptureError(f"{region._region.method}: {why}. A graph cannot hold that.", reason=why, path=path)
+    try:
+        with evaluating(region, evaluated):
+            ours = record(region, args, kwargs)
+    except Exception as error:
+        raise CaptureError(f"{region._region.method}: the captured graph does not run: {reason(error)}") from error
+    found = difference(ours, theirs)
+    if found:
+        raise CaptureError(
+            f"{region._region.method}: the captured graph computes something else than the model: {found}. "
+            "The model may depend on values or on state that a graph cannot hold; mark the module that does as "
+            "non-traceable, or try the other method."
+        )
+    for node in region.graph.nodes:
+        node.meta = {key: value for key, value in node.meta.items() if key in META_KEYS}

@@ -1,0 +1,124 @@
+"""Modules that are called inside wrapped bodies, and others that have to be captured by themselves.
+
+The tracer takes a Region for a leaf, so what becomes a region here, before the model around it is captured, is one
+`call_module` there. `watch_calls` runs the model once to see with what its modules are called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from fxquant.capture.compare import copy_inputs, evaluating, untouched
+from fxquant.capture.leaf import is_weighted_leaf, leaf_region
+from fxquant.capture.record import Call
+from fxquant.capture.wrap import intercepting, is_wrapped
+from fxquant.core.graph import Region
+from fxquant.core.ops import OPS
+from fxquant.core.tree import weighted_parts
+from fxquant.errors import CaptureError
+
+# (module, args, kwargs) -> the captured module
+Capture = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], nn.Module]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """A module's first call, and how many wrapped bodies were around it; 0 is outside of all."""
+
+    call: Call
+    depth: int
+
+
+@dataclass(kw_only=True, slots=True)
+class _Watch:
+    wanted: Callable[[nn.Module], bool]
+    seen: dict[nn.Module, Seen] = field(default_factory=dict)
+    depth: int = 0
+
+    def intercept(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        body: Callable[..., Any] = vars(function)["__wrapped__"]
+        self.depth += 1
+        try:
+            return body(*args, **kwargs)
+        finally:
+            self.depth -= 1
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        known = self.seen.get(module)
+        if (self.depth or self.wanted(module)) and (known is None or known.depth < self.depth):
+            self.seen[module] = Seen(call=Call(copy_inputs(args), copy_inputs(kwargs)), depth=self.depth)
+        self.depth += is_wrapped(module)
+
+    def after(self, module: nn.Module, *_: Any) -> None:
+        self.depth -= is_wrapped(module)
+
+
+def watch_calls(
+    tree: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Callable[[nn.Module], bool]
+) -> dict[nn.Module, Seen]:
+    """The first calls of the modules that are wanted, and of all that are called inside a wrapped body, in order.
+
+    The tree is a clone: hooks are put on it and taken off again. A model in train mode is run in both modes. A run
+    that fails is left to the capture that follows, which has a message for it.
+    """
+    watch = _Watch(wanted=wanted)
+    handles = []
+    for module in tree.modules():
+        handles.append(module.register_forward_pre_hook(watch.before, with_kwargs=True, prepend=True))
+        handles.append(module.register_forward_hook(watch.after, always_call=True))
+    try:
+        for evaluated in (False, True) if tree.training else (False,):
+            with (
+                contextlib.suppress(Exception),
+                untouched(tree),
+                evaluating(tree, evaluated),
+                intercepting(tree, watch.intercept),
+            ):
+                watch.depth = 0
+                tree(*copy_inputs(args), **copy_inputs(dict(kwargs)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return watch.seen
+
+
+def replace_module(tree: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in place of another, wherever the tree holds it."""
+    for parent in list(tree.modules()):
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = new
+
+
+def capture_bodies(
+    tree: nn.Module, seen: Mapping[nn.Module, Seen], allowed: Callable[[nn.Module], bool], capture: Capture
+) -> None:
+    """Make regions of the largest traceable modules that are called inside wrapped bodies.
+
+    Bodies inside bodies come first, so that a region never swallows another's parts. What does not trace is left as
+    it is, and its own parts are tried in turn.
+    """
+    inside = [(module, call) for module, call in seen.items() if call.depth]
+    done: dict[int, set[nn.Module]] = {}
+    for module, call in sorted(inside, key=lambda item: -item[1].depth):
+        covered = done.setdefault(call.depth, set())
+        if module in covered or isinstance(module, Region) or is_wrapped(module) or not allowed(module):
+            continue
+        if not weighted_parts(module):
+            continue
+        with contextlib.suppress(CaptureError):
+            region = capture_alone(module, call.call, capture)
+            covered.update(module.modules())
+            replace_module(tree, module, region)
+
+
+def capture_alone(module: nn.Module, call: Call, capture: Capture) -> nn.Module:
+    """The module as a region; a stock op becomes a region of that one op."""
+    if is_weighted_leaf(module, OPS):
+        return leaf_region(module, [call], OPS)
+    return capture(module, call.args, call.kwargs)

@@ -1,0 +1,87 @@
+"""A stock module as a region by itself: `conv(x)` called from code that does not trace.
+
+The module becomes the region's child `op`, and its tensors keep their names: `conv.weight`, not `conv.op.weight`
+(see `RegionState.flat`). The graph holds for inputs of any size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx, nn
+
+from fxquant.capture.compare import difference, run
+from fxquant.capture.origin import reason
+from fxquant.capture.record import Call
+from fxquant.core.graph import Region, RegionState, TensorInfo, clone_tree, record_tensors
+from fxquant.core.ops import OpTable
+from fxquant.errors import CaptureError
+
+CHILD = "op"
+_HOOK_TABLES = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+)
+
+
+def is_weighted_leaf(module: nn.Module, ops: OpTable) -> bool:
+    """Whether a module is a weighted op of the table whose `forward` is torch's own."""
+    op = ops.of(type(module))
+    forward = type(module).forward
+    return (
+        op is not None
+        and op.has_weight
+        and "forward" not in module.__dict__
+        and getattr(forward, "__module__", "").startswith("torch.nn")
+    )
+
+
+def leaf_region(module: nn.Module, calls: list[Call], ops: OpTable) -> Region:
+    """The region of one stock module; without calls its input is taken for a float tensor (indices: embeddings)."""
+    inner = clone_tree(module)
+    shell = type(module).__new__(type(module))
+    shell.__dict__.update(inner.__dict__)
+    shell.__dict__.update(_parameters={}, _buffers={}, _modules={CHILD: inner}, _non_persistent_buffers_set=set())
+    sizes = _output_sizes(module, calls)
+    graph = fx.Graph()
+    x = graph.placeholder("input")
+    size = graph.placeholder("output_size") if sizes else None
+    y = graph.call_module(CHILD, (x,) if size is None else (x, size))
+    graph.output(y)
+    state = RegionState(user_class=type(module), method="leaf", num_inputs=1, input_names=("input",), flat=CHILD)
+    region = Region(shell, graph, state)
+    region.training = module.training
+    for table in _HOOK_TABLES:  # hooks run around the region, so that converting does not lose them
+        region.__dict__[table] = inner.__dict__[table]
+        inner.__dict__[table] = type(inner.__dict__[table])()
+    if calls:
+        _check(region, module, calls)
+    else:
+        dtype = module.weight.dtype
+        assert isinstance(dtype, torch.dtype)
+        op = ops.of(type(module))
+        taken = torch.int64 if op is not None and not op.operands else dtype
+        x.meta["tensor"], y.meta["tensor"] = TensorInfo(dtype=taken, shape=()), TensorInfo(dtype=dtype, shape=())
+    return region
+
+
+def _output_sizes(module: nn.Module, calls: list[Call]) -> bool:
+    """Whether a transposed convolution is called with an output size, always or never."""
+    given = {len(call.args) > 1 or call.kwargs.get("output_size") is not None for call in calls}
+    if len(given) > 1:
+        raise CaptureError(f"{type(module).__name__} is called both with and without output_size.")
+    return given == {True}
+
+
+def _check(region: Region, module: nn.Module, calls: list[Call]) -> None:
+    try:
+        for call in reversed(calls):
+            theirs = run(clone_tree(module), call.args, call.kwargs)
+            found = difference(run(region, call.args, call.kwargs), theirs)
+            if found:
+                raise CaptureError(f"{type(module).__name__} computes something else as a region: {found}.")
+        kwargs = {key: value for key, value in calls[0].kwargs.items() if value is not None}
+        record_tensors(region, calls[0].args, kwargs)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(f"{type(module).__name__} does not run as a region: {reason(error)}") from error

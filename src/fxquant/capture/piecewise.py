@@ -1,0 +1,304 @@
+"""A model that does not trace as a whole: its largest traceable submodules become regions, at their own paths.
+
+Comes in: the user's model and example inputs. Goes out: a clone of its module tree, of the user's own classes, whose
+Python runs as written; regions stand where submodules were. What stays in float is written down with the reason
+(`core.tree.Left`). A module that is called from several places is one region, with one range over all its calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+
+from torch import Tensor, nn
+
+from fxquant.capture.attempt import Job, symbolic
+from fxquant.capture.compare import difference, evaluating, run
+from fxquant.capture.functional import is_weighted_use, put_weights, weight_region
+from fxquant.capture.hints import hint
+from fxquant.capture.inputs import bind
+from fxquant.capture.leaf import is_weighted_leaf, leaf_region
+from fxquant.capture.origin import reason
+from fxquant.capture.record import Call, Recording, Use, record_calls
+from fxquant.core.graph import Region, clone_tree, join_path, place_regions
+from fxquant.core.tree import Left, Tree, set_tree, weighted_parts
+from fxquant.errors import CaptureError
+
+_MOST_LEAVES = 8  # modules that one region may leave opaque before it is given up
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+log = logging.getLogger("fxquant")
+
+
+def piecewise(job: Job) -> nn.Module:
+    """The user's model with regions inside; the root may be one too, if only some of its submodules do not trace."""
+    tree = job.clone()
+    pieces = _Pieces(job, tree, record_calls(tree, *job.call()))
+    pieces.visit("")
+    pieces.verify()
+    return pieces.finish()
+
+
+def with_leaves(job: Job, first: CaptureError, most_parts: float = 1.0) -> tuple[Region, dict[str, CaptureError]]:
+    """A region in which the modules that fail are calls; with the reason for each. Raises if that does not work.
+
+    `most_parts` is the share of the weighted ops that may be inside of them.
+    """
+    whole = len(weighted_parts(job.model, job.ops))
+    opaque: dict[str, CaptureError] = {}
+    error = first
+    while error.path and len(opaque) < _MOST_LEAVES and error.path not in opaque:
+        failing = job.model.get_submodule(error.path)
+        if isinstance(failing, Region):
+            break
+        same = [path for path, module in job.model.named_modules() if type(module) is type(failing)]
+        opaque.update(dict.fromkeys((error.path, *same), error))
+        if sum(len(weighted_parts(job.model.get_submodule(p), job.ops)) for p in opaque) > most_parts * whole:
+            break
+        names = (*job.leaf_names, *opaque)
+        try:
+            region = symbolic(dataclasses.replace(job, leaf_names=names))
+        except CaptureError as again:
+            error = again
+        else:
+            called = {str(node.target) for node in region.graph.nodes if node.op == "call_module"}
+            return region, {path: why for path, why in opaque.items() if path in called}
+    raise first
+
+
+class _Pieces:
+    def __init__(self, job: Job, tree: nn.Module, recording: Recording) -> None:
+        self.job, self.tree, self.recording = job, tree, recording
+        self.left: list[Left] = []
+        self.replaced: dict[str, tuple[nn.Module, Region]] = {}  # path -> what was there, what is there now
+        self.orders: Counter[tuple[str, str]] = Counter()
+
+    def visit(self, path: str) -> None:
+        """Make the module at a path a region, or look into it."""
+        module = self.tree.get_submodule(path)
+        if isinstance(module, Region) or not (weighted_parts(module, self.job.ops) or self._functional(path, True)):
+            return
+        if path in self.job.leaf_names or isinstance(module, tuple(self.job.leaf_classes)):
+            self._leave(path, module, "the custom config says that it is non-traceable")
+        elif is_weighted_leaf(module, self.job.ops):
+            self._visit_leaf(path, module)
+        elif type(module).__module__.startswith("torch.nn") and not isinstance(module, _CONTAINERS):
+            self._leave(path, module, "stock module without an int8 form")
+        else:
+            self._visit_code(path, module)
+
+    def _visit_leaf(self, path: str, module: nn.Module) -> None:
+        calls = self.recording.calls_of(path)
+        readers = self._readers(path)
+        if not calls and readers:
+            self._leave(path, module, f"its weight is used by {readers[0]}, which does not call it")
+            return
+        if not isinstance(module.weight, Tensor) or not module.weight.dtype.is_floating_point:
+            return
+        try:
+            region = leaf_region(module, calls, self.job.ops)
+        except CaptureError as error:
+            self._leave(path, module, error.reason)
+            return
+        op = self.job.ops.of(type(module))
+        key = (path.rpartition(".")[0], op.kind if op is not None else "")
+        region._region.order = self.orders[key]
+        self.orders[key] += 1
+        self._put(path, module, region)
+        if not calls:
+            self._note(path, module, "not reached by the example inputs: int8 if calibration reaches it", reached=False)
+
+    def _visit_code(self, path: str, module: nn.Module) -> None:
+        calls = self.recording.calls_of(path)
+        if not calls:  # a container, or the other arm of a branch: its parts may be called one by one
+            self._descend(path)
+            return
+        try:
+            self._refuse(path)
+            region, opaque = self._region(module, calls)
+        except CaptureError as error:
+            self._note(path, module, error.reason, error.where)
+            self._descend(path)
+            return
+        self._put(path, module, region)
+        for inner, why in opaque.items():
+            at = join_path(path, inner)
+            self._note(at, region.get_submodule(inner), why.reason, why.where)
+            self._descend(at)
+
+    def _descend(self, path: str) -> None:
+        self._visit_functional(path)
+        for name, child in list(self.tree.get_submodule(path)._modules.items()):
+            if child is not None and not isinstance(child, Region):
+                self.visit(join_path(path, name))
+
+    def _functional(self, path: str, inside: bool = False) -> dict[str, list[Use]]:
+        """Bare parameters that weighted functions are called on, by name; with `inside` those of submodules, too."""
+        found = {}
+        parameters = dict(self.tree.named_parameters())
+        for name, uses in self.recording.uses.items():
+            owner, _, own = name.rpartition(".")
+            if not (_within(owner, path) if inside else owner == path) or name not in parameters:
+                continue
+            weighted = [use for use in uses if is_weighted_use(use, parameters[name], self.job.ops)]
+            if weighted and self.job.ops.of(type(self.tree.get_submodule(owner))) is None:
+                found[name if inside else own] = weighted
+        return found
+
+    def _visit_functional(self, path: str) -> None:
+        """Regions in the place of the parameters that the code of a module passes to weighted functions itself."""
+        module = self.tree.get_submodule(path)
+        if isinstance(module, Region) or type(module).__module__.startswith("torch.nn"):
+            return
+        sites = {}
+        for name, uses in self._functional(path).items():
+            parameter = module._parameters[name]
+            assert parameter is not None
+            made = weight_region(uses[0], parameter, self.job.ops)
+            if made is not None:
+                sites[name] = made
+        if sites:
+            saved = type(module), dict(module._parameters), dict(module._modules)
+            put_weights(module, sites)
+            found = self._difference()
+            if found is not None:
+                module.__class__, module.__dict__["_parameters"], module.__dict__["_modules"] = saved
+            for name in self._functional(path):
+                self._note(join_path(path, name), module, f"a region in its place changes the outputs: {found}")
+
+    def _region(self, module: nn.Module, calls: list[Call]) -> tuple[Region, dict[str, CaptureError]]:
+        first = calls[0]
+        job = dataclasses.replace(
+            self.job,
+            model=module,
+            slots=bind(module, first.args, first.kwargs),
+            leaf_names=(),
+            share_tensors=True,
+        )
+        opaque: dict[str, CaptureError] = {}
+        try:
+            region = symbolic(job)
+        except CaptureError as error:
+            region, opaque = with_leaves(job, error)
+        for call in calls[1:]:
+            try:
+                found = difference(run(region, call.args, call.kwargs), run(clone_tree(module), call.args, call.kwargs))
+            except Exception as error:
+                raise CaptureError(f"one graph does not cover all of its calls: {reason(error)}") from error
+            if found:
+                raise CaptureError(f"one graph does not cover all of its calls: {found}")
+        return region, opaque
+
+    def _refuse(self, path: str) -> None:
+        """What a graph cannot hold: state in plain attributes, weights that code outside reads."""
+        stateful = [name for at, names in self.recording.stateful.items() if _within(at, path) for name in names]
+        if stateful:
+            raise CaptureError(f"a call changes its attribute {stateful[0]!r}, which a graph cannot hold")
+        readers = self._readers(path)
+        if readers:
+            raise CaptureError(f"its weights are used outside of it, by {readers[0]}")
+
+    def _readers(self, path: str) -> list[str]:
+        """Modules outside a path whose code uses a parameter inside it."""
+        found = []
+        for name, uses in self.recording.uses.items():
+            if _within(name, path):
+                found += [use.user for use in uses if not use.inside and not _within(use.user, path)]
+        return [f"{type(self.tree.get_submodule(user)).__name__} {user!r}" for user in found]
+
+    def _put(self, path: str, module: nn.Module, region: Region) -> None:
+        self.replaced[path] = (module, region)
+        region._region.path = path
+        self._swap(module, region)
+
+    def _swap(self, old: nn.Module, new: nn.Module) -> None:
+        if old is self.tree:
+            self.tree = new
+            return
+        for parent in list(self.tree.modules()):
+            for name, child in parent._modules.items():
+                if child is old:
+                    parent._modules[name] = new
+
+    def _leave(self, path: str, module: nn.Module, why: str) -> None:
+        """Leave a module in float, with all that is in it."""
+        self._note(path, module, why)
+        for at in weighted_parts(module, self.job.ops):
+            if at:
+                self._note(join_path(path, at), module.get_submodule(at), f"inside {path!r}: {why}")
+
+    def _note(self, path: str, module: nn.Module, why: str, where: str = "", reached: bool = True) -> None:
+        own = weighted_parts(module, self.job.ops).get("", 0) if reached else 0
+        entry = Left(
+            path=path,
+            module=type(module).__name__,
+            reason=why,
+            where=where,
+            hint=hint(why),
+            weighted=own,
+            reached=reached,
+        )
+        self.left.append(entry)
+
+    def verify(self) -> None:
+        """Compare with the model itself. Regions that make a difference go back to float; they are found by halving."""
+        if self._difference() is None:
+            return
+        pieces = [(path, *pair) for path, pair in self.replaced.items()]
+        for _, module, region in reversed(pieces):
+            self._swap(region, module)
+        self._restore(pieces)
+
+    def _restore(self, pieces: list[tuple[str, nn.Module, Region]]) -> None:
+        """Put back as many regions as keep the outputs."""
+        for _, module, region in pieces:
+            self._swap(module, region)
+        found = self._difference()
+        if found is None:
+            return
+        for _, module, region in reversed(pieces):
+            self._swap(region, module)
+        if len(pieces) > 1:
+            middle = len(pieces) // 2
+            self._restore(pieces[:middle])
+            self._restore(pieces[middle:])
+        else:
+            path, module, _ = pieces[0]
+            del self.replaced[path]
+            self._look_inside(path, module, f"as a region it changes the outputs of the model: {found}")
+
+    def _look_inside(self, path: str, module: nn.Module, why: str) -> None:
+        """Smaller regions in the place of one that does not work in the code around it."""
+        if is_weighted_leaf(module, self.job.ops):
+            self._leave(path, module, why)
+            return
+        before = set(self.replaced)
+        self._note(path, module, why)
+        self._descend(path)
+        pieces = [(at, *pair) for at, pair in self.replaced.items() if at not in before]
+        for _, old, new in reversed(pieces):
+            self._swap(new, old)
+        if pieces:
+            self._restore(pieces)
+
+    def _difference(self) -> str | None:
+        args, kwargs = self.job.call()
+        try:
+            with evaluating(self.tree):
+                return difference(run(self.tree, args, kwargs), self.recording.outputs)
+        except Exception as error:
+            return reason(error)
+
+    def finish(self) -> nn.Module:
+        job = self.job
+        tree = Tree(method="piecewise", num_inputs=job.num_inputs, input_names=job.input_names, left=tuple(self.left))
+        set_tree(self.tree, tree)
+        place_regions(self.tree)
+        if not any(isinstance(module, Region) for module in self.tree.modules()):
+            log.warning("fxquant: nothing in %s can be quantized; fxquant.explain says why.", type(job.model).__name__)
+        return self.tree
+
+
+def _within(path: str, root: str) -> bool:
+    return not root or path == root or path.startswith(f"{root}.")

@@ -1,0 +1,149 @@
+"""One run of a model on its example inputs, watched: what each submodule is called with, and who uses whose weights.
+
+This is how submodules of a model that does not trace get example inputs of their own, and how weights are found that
+code outside their module reads (tied weights, `F.linear(x, self.embed.weight)`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fxquant.capture.compare import attributes, changed, copy_inputs, evaluating, restore, run
+from fxquant.capture.origin import locate, reason
+from fxquant.errors import CaptureError
+
+_MOST_CALLS = 4  # calls of one module that are kept, to check a region against
+# what may be asked of a weight without using its values; its dtype is not among them, since integers have another
+_HARMLESS = frozenset(("shape", "device", "ndim", "requires_grad", "is_leaf", "layout", "is_cuda", "is_meta", "grad"))
+_HARMLESS_METHODS = frozenset(("size", "dim", "numel", "__len__", "stride", "is_contiguous", "is_floating_point"))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Use:
+    """A torch function called on a parameter by the code of a module."""
+
+    function: Any
+    args: tuple[Any, ...]  # the parameter itself, plain values, and whatever else was given
+    kwargs: dict[str, Any]
+    user: str  # path of the module whose code it is
+    inside: bool  # a module that owns the parameter was running
+
+
+@dataclass(kw_only=True, slots=True)
+class Recording:
+    """By the first path of a module (`first` leads there from any path): its calls; the uses of its parameters.
+
+    `stateful` names the plain attributes that the run changed, by module.
+    """
+
+    first: dict[str, str]
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    uses: dict[str, list[Use]] = field(default_factory=dict)  # by the first name of the parameter
+    stateful: dict[str, list[str]] = field(default_factory=dict)
+    outputs: Any = None
+
+    def calls_of(self, path: str) -> list[Call]:
+        return self.calls.get(self.first.get(path, path), [])
+
+
+def record_calls(tree: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
+    """Run a clone of the user's model (it is left as it was) and write down what happens."""
+    paths = {id(module): path for path, module in tree.named_modules()}
+    first = {path: paths[id(module)] for path, module in tree.named_modules(remove_duplicate=False)}
+    recording = Recording(first=first)
+    before = attributes(tree)
+    watch = _Watch(tree, recording)
+    try:
+        with _hooked(tree, recording, watch.running), evaluating(tree), watch:
+            recording.outputs = run(tree, args, kwargs, keep_attributes=True)
+    except Exception as error:
+        where, path = locate(error, tree)
+        text = f"the model itself fails on the example inputs: {reason(error)} At {where}. Pass others."
+        raise CaptureError(text, reason=reason(error), where=where, path=path) from error
+    recording.stateful = changed(before, attributes(tree))
+    restore(tree, before)
+    return recording
+
+
+@contextlib.contextmanager
+def _hooked(tree: nn.Module, recording: Recording, running: list[str]) -> Iterator[None]:
+    handles = []
+    for path, module in tree.named_modules():
+
+        def enter(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+            running.append(path)
+            calls = recording.calls.setdefault(path, [])
+            if len(calls) < _MOST_CALLS:
+                calls.append(Call(copy_inputs(args), copy_inputs(kwargs)))
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            running.pop()
+
+        handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Watch(TorchFunctionMode):
+    """Notes every torch function that gets a parameter. `running` is the stack of modules, by path."""
+
+    def __init__(self, tree: nn.Module, recording: Recording) -> None:
+        super().__init__()
+        self.recording = recording
+        self.running: list[str] = []
+        self.names = {id(parameter): name for name, parameter in tree.named_parameters()}
+        self.owners: dict[int, set[str]] = {}
+        for path, module in tree.named_modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self.owners.setdefault(id(parameter), set()).add(path)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.running and not _is_harmless(func):
+            for leaf in pytree.tree_leaves((args, kwargs)):
+                if isinstance(leaf, Tensor) and id(leaf) in self.names:
+                    self._note(leaf, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _note(self, parameter: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        uses = self.recording.uses.setdefault(self.names[id(parameter)], [])
+        inside = not self.owners[id(parameter)].isdisjoint(self.running)
+        light_args, light_kwargs = pytree.tree_map(_light, (args, kwargs))
+        uses.append(Use(function=func, args=light_args, kwargs=light_kwargs, user=self.running[-1], inside=inside))
+
+
+def _light(leaf: Any) -> Any:
+    """Activations as their sizes and dtypes, so that they are not kept alive."""
+    if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter):
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+    return leaf
+
+
+def _is_harmless(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return getattr(func.__self__, "__name__", "") in _HARMLESS
+    return name in _HARMLESS_METHODS

@@ -1,0 +1,75 @@
+"""Integers at the boundary: which inputs arrive and which outputs leave as plain integer tensors, on which grid.
+
+real = (integer - zero_point) * scale
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from fxquant.core.graph import Region, regions
+from fxquant.errors import StageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QParams:
+    """The grid of an integer tensor."""
+
+    scale: float
+    zero_point: int
+    quant_min: int
+    quant_max: int
+    dtype: torch.dtype
+
+    def quantize(self, x: torch.Tensor) -> torch.Tensor:
+        """The integers nearest to `x`, as the model wants its input."""
+        steps = torch.round(x.float() * (1.0 / self.scale)) + self.zero_point
+        return steps.clamp(self.quant_min, self.quant_max).to(self.dtype)
+
+    def dequantize(self, q: torch.Tensor) -> torch.Tensor:
+        """The real values of the integers that the model returns."""
+        return (q.to(torch.float32) - self.zero_point) * self.scale
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Boundary:
+    """By position. In a prepared region the values are quantizer ids, in a converted one they are QParams."""
+
+    inputs: Mapping[int, QParams | str] = field(default_factory=dict)
+    outputs: Mapping[int, QParams | str] = field(default_factory=dict)
+
+    def input(self, index: int) -> QParams:
+        return _known(self.inputs, index, "input")
+
+    def output(self, index: int) -> QParams:
+        return _known(self.outputs, index, "output")
+
+
+def _known(grids: Mapping[int, QParams | str], index: int, side: str) -> QParams:
+    grid = grids.get(index)
+    if not isinstance(grid, QParams):
+        raise StageError(
+            f"{side} {index} has no integer grid. Name it in {side}_quantized_indexes of prepare_fx, then convert."
+        )
+    return grid
+
+
+def boundary_of(region: Region) -> Boundary:
+    """The boundary of a region, empty if all of it is float."""
+    boundary = region._region.boundary
+    return boundary if isinstance(boundary, Boundary) else Boundary()
+
+
+def boundary_qparams(model: torch.nn.Module) -> Boundary:
+    """Scale, zero point and dtype of the inputs and outputs of a converted model that are integers.
+
+    `boundary_qparams(model).input(0).quantize(x)` makes an input for a model that was prepared with
+    `input_quantized_indexes=[0]`; `.output(0).dequantize(y)` reads an output.
+    """
+    region = next((region for path, region in regions(model) if not path), None)
+    if region is None or region._region.stage != "converted":
+        raise StageError("boundary_qparams needs a model from convert_fx: the grids are known after conversion.")
+    return boundary_of(region)

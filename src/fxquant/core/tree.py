@@ -1,0 +1,85 @@
+"""What is known of a model whose root need not be a region: how it is called, and what was left in float, and why.
+
+A model that does not trace as a whole is the user's own module tree, with regions inside. This is kept on its root as a
+plain attribute, so it goes along with copies and pickles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fxquant.core.graph import Region
+from fxquant.core.ops import OPS, OpTable
+
+_KEY = "_fxquant_tree"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Left:
+    """A module left in float. `where` is the line of the user's code behind it, `hint` what to do about it."""
+
+    path: str
+    module: str  # its class
+    reason: str
+    where: str = ""
+    hint: str = ""
+    weighted: int = 0  # weighted ops that it is by itself; 0 for code around others
+    reached: bool = True  # the example inputs came by
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tree:
+    """How a model was captured. `num_inputs` and `input_names` are as in RegionState."""
+
+    method: str
+    num_inputs: int | None = None
+    input_names: tuple[str, ...] = ()
+    left: tuple[Left, ...] = ()
+
+
+def set_tree(model: nn.Module, tree: Tree) -> None:
+    """Write it on the root of a model."""
+    model.__dict__[_KEY] = tree
+
+
+def tree_of(model: nn.Module) -> Tree:
+    """What is known of a model; of one that is a single region, what the region knows."""
+    found: Any = model.__dict__.get(_KEY)
+    if isinstance(found, Tree):
+        return found
+    if isinstance(model, Region):
+        state = model._region
+        return Tree(method=state.method, num_inputs=state.num_inputs, input_names=state.input_names)
+    return Tree(method="")
+
+
+def weighted_parts(module: nn.Module, ops: OpTable = OPS) -> dict[str, int]:
+    """How many weighted ops each module of a tree is by itself, by path; what stands in a region is left out."""
+    found: dict[str, int] = {}
+    seen: set[int] = set()
+
+    def walk(part: nn.Module, path: str) -> None:
+        if isinstance(part, Region) or id(part) in seen:
+            return
+        seen.add(id(part))
+        count = _own_weights(part, ops)
+        if count:
+            found[path] = count
+        for name, child in part._modules.items():
+            if child is not None:
+                walk(child, f"{path}.{name}" if path else name)
+
+    walk(module, "")
+    return found
+
+
+def _own_weights(module: nn.Module, ops: OpTable) -> int:
+    op = ops.of(type(module))
+    if op is not None:
+        return int(op.has_weight)
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)):
+        return sum(p is not None and p.dim() >= 2 and "weight" in name for name, p in module._parameters.items())
+    return 0

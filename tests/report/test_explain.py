@@ -1,0 +1,98 @@
+"""The account: shares, regions, boundaries, and what was left in float, with the line and a hint."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+from fxquant.errors import StageError
+from zoo import ZOO
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) if x.sum() > 0 else x
+
+
+class Net(nn.Module):
+    """A traceable part, one that is not, and one that the user leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.gate = Gate()
+        self.cell = nn.GRUCell(8, 8)
+        self.unused = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.gate(self.body(x))
+        return self.cell(x) if x.max() < 1e6 else self.unused(x)
+
+
+def prepared() -> nn.Module:
+    torch.manual_seed(0)
+    x = torch.rand(2, 8)
+    model = Net().eval()
+    with torch.no_grad():
+        model.body[2].bias.fill_(1.0)  # the gate takes its first arm
+    alone = fq.PrepareCustomConfig().set_non_traceable_module_names(["cell"])
+    found = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,), alone)
+    found(x)
+    return found
+
+
+@pytest.mark.parametrize("stage", ["prepared", "converted"])
+def test_the_account_of_a_model_in_pieces(stage: str) -> None:
+    model = prepared()
+    explanation = fq.explain(model if stage == "prepared" else fq.convert_fx(model))
+    assert {row.region for row in explanation} == {"body", "gate.fc", "unused"} == set(explanation.regions)
+    assert {row.path for row in explanation if row.is_weighted} == {"body.0", "body.2", "gate.fc", "unused"}
+    assert dict(explanation.opaque) == {"cell": 2}
+    weighted = 4 if stage == "prepared" else 3  # what no data reached does not count
+    assert explanation.weighted() == (weighted, weighted + 2)
+    assert explanation.int8_share == pytest.approx(weighted / (weighted + 2))
+    assert explanation.boundaries == 6
+
+
+def test_reason_line_and_hint_of_what_is_left() -> None:
+    left = {entry.path: entry for entry in fq.explain(prepared()).left}
+    line = inspect.getsourcelines(Gate.forward)[1] + 1
+    assert f"test_explain.py:{line}" in left["gate"].where
+    assert "control flow" in left["gate"].reason
+    assert "fxquant.wrap" in left["gate"].hint
+    assert left["cell"].weighted == 2
+    assert "not reached" in left["unused"].reason
+    assert all(entry.hint for entry in left.values())
+
+
+def test_summary_and_tables() -> None:
+    explanation = fq.explain(prepared())
+    assert "4 of 6 weighted ops quantized (67%); 3 regions with 6 float boundaries" in explanation.summary()
+    text = str(explanation)
+    assert "left in float" in text
+    assert "test_explain.py:" in text
+    assert "gate.fc" in text
+
+
+@pytest.mark.parametrize("name", ["plain", "resnet", "tied_lm"])
+def test_one_region_has_no_boundaries_and_nothing_left(name: str) -> None:
+    entry = ZOO[name]
+    explanation = fq.explain(fq.quantize(entry.build(), [entry.inputs()]))
+    assert (explanation.regions, explanation.boundaries, explanation.left) == (("",), 0, ())
+    assert explanation.int8_share == 1.0
+    assert "1 region" in explanation.summary()
+    assert "left in float" not in str(explanation)
+    assert not any("kernels" in row.path for row in explanation)
+
+
+def test_a_float_model_has_no_account() -> None:
+    with pytest.raises(StageError, match="prepare_fx"):
+        fq.explain(nn.Linear(2, 2))
