@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from fxquant.api import load, quantize, save
-from fxquant.core.custom_config import ConvertCustomConfig, FuseCustomConfig, PrepareCustomConfig
+from fxquant.capture.wrap import wrap
+from fxquant.core.boundary import Boundary, QParams, boundary_qparams
+from fxquant.core.custom_config import ConvertCustomConfig, FuseCustomConfig, PrepareCustomConfig, QuantType
 from fxquant.core.mapping import QConfigMapping
 from fxquant.core.qconfig import QConfig
 from fxquant.core.spec import Spec
@@ -17,8 +19,10 @@ from fxquant.errors import (
     StageError,
     VerifyError,
 )
+from fxquant.export.onnx import export_onnx
 from fxquant.flows.calibrate import calibrate
 from fxquant.quantize_fx import convert_fx, convert_to_reference_fx, fuse_fx, prepare_fx
+from fxquant.report.benchmark import benchmark
 from fxquant.report.explain import explain
 from fxquant.targets.defaults import (
     default_dynamic_qconfig,
@@ -33,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArchiveError",
+    "Boundary",
     "CalibrationError",
     "CaptureError",
     "ConfigError",
@@ -42,17 +47,22 @@ __all__ = [
     "PrepareCustomConfig",
     "QConfig",
     "QConfigMapping",
+    "QParams",
+    "QuantType",
     "Spec",
     "StageError",
     "Target",
     "VerifyError",
     "__version__",
+    "benchmark",
+    "boundary_qparams",
     "calibrate",
     "convert_fx",
     "convert_to_reference_fx",
     "default_dynamic_qconfig",
     "default_qconfig",
     "explain",
+    "export_onnx",
     "fuse_fx",
     "get_default_qconfig",
     "get_default_qconfig_mapping",
@@ -62,4 +72,5 @@ __all__ = [
     "quantize",
     "save",
     "weight_only_qconfig",
+    "wrap",
 ]

@@ -10,13 +10,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fxquant.core.graph import Region
+from fxquant.capture import Method
+from fxquant.core.custom_config import ConvertCustomConfig, PrepareCustomConfig
 from fxquant.core.mapping import QConfigMapping
 from fxquant.core.target import Target
+from fxquant.engines.choose import Engine, apply_engine
 from fxquant.errors import CalibrationError, ConfigError
 from fxquant.export.archive import read_archive, write_archive
 from fxquant.flows.calibrate import calibrate
-from fxquant.quantize_fx import Engine, Method, apply_engine, convert_fx, prepare_fx
+from fxquant.quantize_fx import convert_fx, prepare_fx
 from fxquant.targets import by_name
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
 
@@ -34,12 +36,16 @@ def quantize(
     num_batches: int | None = None,
     strict: bool = True,
     engine: Engine = "onednn",
-) -> Region:
+    prepare_custom_config: PrepareCustomConfig | Mapping[str, Any] | None = None,
+    convert_custom_config: ConvertCustomConfig | Mapping[str, Any] | None = None,
+) -> nn.Module:
     """Quantize a model in one call: prepare, calibrate, convert.
 
     "static" needs calibration data: an iterable of batches (see `calibrate`). "dynamic" finds activation ranges at run
     time and "weight_only" stores int8 weights; both need only `example_inputs`, or a batch of data to take them from.
     """
+    if target is None and engine == "onnxruntime":
+        target = "onnxruntime"
     mapping = _mapping(mode, target) if qconfig_mapping is None else qconfig_mapping
     data = calibration_data
     if example_inputs is None and example_kwargs is None:
@@ -54,6 +60,7 @@ def quantize(
             model,
             mapping,
             example_inputs if example_inputs is not None else (),
+            prepare_custom_config,
             example_kwargs=example_kwargs,
             target=target,
             method=method,
@@ -63,7 +70,7 @@ def quantize(
         model.train(was_training)
     if data is not None and mode == "static":
         calibrate(prepared, data, num_batches=num_batches)
-    return convert_fx(prepared, engine=engine)
+    return convert_fx(prepared, convert_custom_config, engine=engine)
 
 
 def _mapping(mode: str, target: Target | str | None) -> QConfigMapping:
@@ -114,8 +121,7 @@ def save(model: nn.Module, path: str | Path) -> Path:
 def load(path: str | Path, float_model: nn.Module | None = None, *, engine: Engine = "onednn") -> nn.Module:
     """Read a model that `save` wrote, and lower it for this machine. Nothing from the file is run as code.
 
-    A model that is one graph needs no class. One with several regions, or with modules of the user's own inside, needs
-    the float model to take these from.
+    No class is needed, unless the graph calls modules of the user's own: these are taken from `float_model`.
     """
     model = read_archive(Path(path), float_model)
     return apply_engine(model, engine)

@@ -12,7 +12,30 @@ class ConfigError(FxQuantError, ValueError):
 
 
 class CaptureError(FxQuantError):
-    """A model that could not be turned into a graph; names the user's file and line where known."""
+    """A model that could not be turned into a graph.
+
+    `reason` says why, `where` names the user's file and line, `path` the module whose code it is (None if unknown).
+    `data_dependent` is True where code takes a decision by the values in a tensor, which no graph can hold.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        where: str = "",
+        path: str | None = None,
+        data_dependent: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.data_dependent = data_dependent
+        self.reason = reason or message
+        self.where = where
+        self.path = path
+
+
+class InputError(FxQuantError, ValueError):
+    """A captured model was called with inputs that its graph does not cover."""
 
 
 class StageError(FxQuantError, RuntimeError):

@@ -1,47 +1,61 @@
 """The FX flow: fuse, prepare, calibrate, convert, with the names and arguments that FX users know.
 
 fuse_fx      capture, fold_bn
-prepare_fx   capture, fold_bn, drop_noops, annotate, insert
-convert_fx   convert, lower
+prepare_fx   assemble (capture), fold_bn, drop_noops, annotate, mark_custom, insert, quantize_boundary
+convert_fx   quantize_custom, convert, open_boundary, connect_regions, lower
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import logging
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 from torch import Tensor, fx, nn
 
-from fxquant.capture import capture
-from fxquant.core.custom_config import ConvertCustomConfig, FuseCustomConfig, PrepareCustomConfig
+from fxquant.assemble import Assembled, Scope, assemble
+from fxquant.capture import Method, capture
+from fxquant.core.custom_config import (
+    ConvertCustomConfig,
+    FuseCustomConfig,
+    PrepareCustomConfig,
+    as_convert_config,
+    as_fuse_config,
+    as_prepare_config,
+    check_preserved,
+)
 from fxquant.core.graph import Region, regions
-from fxquant.core.mapping import Rules
+from fxquant.core.mapping import Rules, Site
 from fxquant.core.ops import OPS
 from fxquant.core.target import Target
 from fxquant.core.verify import run_passes
-from fxquant.engines.lower import lower
+from fxquant.engines.choose import Engine, apply_engine, check_engine
 from fxquant.errors import ConfigError, StageError
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.passes.annotate import annotate
+from fxquant.passes.boundary import connect_regions, open_boundary, quantize_boundary
 from fxquant.passes.candidates import same_op, sites
 from fxquant.passes.convert import convert
+from fxquant.passes.convert_weights import Tied
+from fxquant.passes.custom_modules import mark_custom, quantize_custom
 from fxquant.passes.drop_noops import drop_noops
 from fxquant.passes.fold_bn import fold_bn
+from fxquant.passes.hoist_rank import hoist_rank
 from fxquant.passes.insert import insert
+from fxquant.report.explain import explain
 from fxquant.targets import by_name
 
-Method = Literal["auto", "symbolic", "export"]
-Engine = Literal["onednn", "reference"]
+log = logging.getLogger("fxquant")
 
 
 def fuse_fx(
     model: nn.Module,
     fuse_custom_config: FuseCustomConfig | Mapping[str, Any] | None = None,
     backend_config: object = None,
-) -> Region:
+) -> nn.Module:
     """Fold batch norms into the ops before them. Optional: `prepare_fx` does the same.
 
     The model has to be in eval mode. It is not changed; the result shares its tensors and plain attributes.
@@ -50,8 +64,9 @@ def fuse_fx(
     _refuse_backend_config(backend_config)
     if model.training:
         raise StageError("fuse_fx folds batch norms, so the model must be in eval mode. Call model.eval() first.")
+    check_preserved(model, as_fuse_config(fuse_custom_config).preserved_attributes, "fuse_fx")
     fused = capture(model, None, method="symbolic")
-    run_passes(fused, (("fold_bn", fold_bn),), "fused")
+    run_passes(fused, (("hoist_rank", hoist_rank), ("fold_bn", fold_bn)), "fused")
     return fused
 
 
@@ -63,11 +78,12 @@ def prepare_fx(
     _equalization_config: object = None,
     backend_config: object = None,
     *,
+    prepare_custom_config_dict: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
     target: Target | str | None = None,
     method: Method = "auto",
     strict: bool = True,
-) -> Region:
+) -> nn.Module:
     """Capture a model in eval mode, fold batch norms, and insert observers where its rules ask for int8.
 
     `qconfig_mapping` is a QConfigMapping, a qconfig_dict, a callable `(name, kind, op) -> QConfig | "float" | None`, or
@@ -85,26 +101,29 @@ def prepare_fx(
             "prepare_fx was given a qconfig for training (a learned spec or a fake-quantize module). "
             "Use a post-training qconfig, such as get_default_qconfig('x86')."
         )
-    custom = _prepare_config(prepare_custom_config)
+    custom = as_prepare_config(_either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config"))
+    check_preserved(model, custom.preserved_attributes, "prepare_fx")
     args, kwargs = _examples(example_inputs, example_kwargs)
     hardware = by_name(target)
-    prepared = capture(
-        model,
-        args,
-        kwargs,
-        method=method,
-        leaf_names=custom.non_traceable_module_names,
-        leaf_classes=custom.non_traceable_module_classes,
-    )
+    assembled = assemble(model, args, kwargs, rules, custom, method=method, strict=strict)
+    prepared = assembled.model
+    _check_boundaries(assembled)
+    scopes = {id(region): scope for region, scope in assembled.regions()}
     passes = (
-        ("fold_bn", lambda region: fold_bn(region, _fusion_allowed(region, rules))),
+        ("hoist_rank", hoist_rank),
+        ("fold_bn", lambda region: fold_bn(region, _fusion_allowed(region, scopes[id(region)].rules))),
         ("drop_noops", drop_noops),
-        ("annotate", lambda region: annotate(region, rules, hardware)),
+        ("annotate", lambda region: annotate(region, scopes[id(region)].rules, hardware)),
+        ("mark_custom", mark_custom),
         ("insert", insert),
+        ("quantize_boundary", lambda region: _quantize_boundary(region, scopes[id(region)], hardware)),
     )
-    run_passes(prepared, passes, "prepared")
-    _check_rules(rules, model, strict)
-    prepared._region.num_inputs = len(args)
+    run_passes(prepared, passes, "prepared", only=lambda region: id(region) in scopes)
+    for scope in {id(scope.rules): scope for scope in reversed(assembled.scopes)}.values():
+        _check_rules(scope.rules, scope.model, strict)
+    if isinstance(prepared, Region):
+        prepared._region.num_inputs = len(args)
+    log.info("prepared %s: %s", type(model).__name__, explain(prepared).summary())
     return prepared
 
 
@@ -116,44 +135,35 @@ def convert_fx(
     backend_config: object = None,
     keep_original_weights: bool = False,
     *,
+    convert_custom_config_dict: Mapping[str, Any] | None = None,
     engine: Engine = "onednn",
-) -> Region:
+) -> nn.Module:
     """Turn a calibrated model into one with int8 weights on plain integer tensors. The input is not changed.
 
-    "onednn" runs it on torch's int8 kernels, "reference" is the plain quantize/dequantize graph; their outputs agree.
+    "onednn" runs it on torch's int8 kernels, "onnxruntime" and "openvino" in those runtimes, "auto" on the one of them
+    that is fastest here, by measuring. "reference" is the plain quantize/dequantize graph, which the others agree with.
     """
     _refuse_backend_config(backend_config)
     if qconfig_mapping is not None:
         raise ConfigError("convert_fx(qconfig_mapping=...): rules are given to prepare_fx. Leave it out here.")
     if keep_original_weights:
         raise ConfigError("convert_fx(keep_original_weights=True): keep the float model instead; it is not changed.")
-    _check_engine(engine)
-    if isinstance(convert_custom_config, Mapping):
-        ConvertCustomConfig.from_dict(convert_custom_config)
+    check_engine(engine)
+    custom = as_convert_config(_either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
+    check_preserved(graph_module, custom.preserved_attributes, "convert_fx")
     _check_calibrated(graph_module)
-    converted = copy.deepcopy(graph_module)
-    run_passes(converted, (("convert", convert),), "converted")
-    apply_engine(converted, engine)
-    assert isinstance(converted, Region)
-    return converted
-
-
-def apply_engine(model: nn.Module, engine: Engine) -> nn.Module:
-    """Make the regions of a converted model (QDQ graphs) run on an engine, in place."""
-    _check_engine(engine)
-    if engine == "onednn":
-        run_passes(model, (("lower", lower),), "converted")
-    return model
-
-
-def _check_engine(engine: str) -> None:
-    if engine not in get_args(Engine):
-        raise ConfigError(f"engine {engine!r} is unknown. Known: {', '.join(get_args(Engine))}.")
+    converted = quantize_custom(copy.deepcopy(graph_module), custom.observed_to_quantized_mapping)
+    fresh = {id(region) for _, region in regions(converted) if region._region.stage == "prepared"}
+    tied: Tied = {}
+    into_int8 = ("convert", lambda region: convert(region, tied=tied))
+    for passes in ((into_int8, ("open_boundary", open_boundary)), (("connect_regions", connect_regions),)):
+        run_passes(converted, passes, "converted", only=lambda region: id(region) in fresh)
+    return apply_engine(converted, engine)
 
 
 def convert_to_reference_fx(
     graph_module: nn.Module, convert_custom_config: ConvertCustomConfig | Mapping[str, Any] | None = None
-) -> Region:
+) -> nn.Module:
     """`convert_fx` with the plain QDQ graph, whatever the default engine."""
     return convert_fx(graph_module, convert_custom_config, engine="reference")
 
@@ -174,10 +184,32 @@ def _refuse_prepared(model: nn.Module, caller: str) -> None:
             )
 
 
-def _prepare_config(config: PrepareCustomConfig | Mapping[str, Any] | None) -> PrepareCustomConfig:
-    if isinstance(config, Mapping):
-        return PrepareCustomConfig.from_dict(config)
-    return config if config is not None else PrepareCustomConfig()
+def _either(config: object, older: object, name: str) -> object:
+    """An argument under its own name or, as older code has it, with `_dict` at the end."""
+    if config is not None and older is not None:
+        raise ConfigError(f"give {name} or {name}_dict, not both.")
+    return config if config is not None else older
+
+
+def _check_boundaries(assembled: Assembled) -> None:
+    """Integers at the boundary need a graph that begins and ends there."""
+    whole = {path for path, _ in regions(assembled.model)}
+    for scope in assembled.scopes:
+        if scope.path not in whole and (scope.custom.input_quantized_indexes or scope.custom.output_quantized_indexes):
+            what = f"standalone module {scope.path!r}" if scope.path else "the model"
+            raise ConfigError(
+                f"input_quantized_indexes and output_quantized_indexes need {what} to be captured as one graph, and it "
+                "does not trace. fxquant.wrap the parts that do not, or leave its boundary in float."
+            )
+
+
+def _quantize_boundary(region: Region, scope: Scope, target: Target) -> Region:
+    if region._region.path != scope.path:
+        return region
+    chosen = scope.rules.choose(Site(path=scope.path, kind="", spelling=None)).qconfig
+    spec = chosen.output_spec if chosen is not None else None
+    inputs, outputs = scope.custom.input_quantized_indexes, scope.custom.output_quantized_indexes
+    return quantize_boundary(region, inputs, outputs, spec or target.activation)
 
 
 def _examples(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

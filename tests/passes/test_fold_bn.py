@@ -159,3 +159,22 @@ def test_half_precision_is_folded_in_high_precision() -> None:
     model = randomize(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))).to(torch.bfloat16)
     fused = fq.fuse_fx(model)
     assert fused.get_parameter("0.weight").dtype == torch.bfloat16
+
+
+class NormAndActivation(nn.BatchNorm2d):
+    """A norm that holds the activation after it, as some libraries write them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(super().forward(x))
+
+
+def test_a_folded_norm_keeps_its_children() -> None:
+    model = randomize(nn.Sequential(nn.Conv2d(3, 4, 1), NormAndActivation(4), nn.Conv2d(4, 4, 1)))
+    x = torch.randn(2, 3, 4, 4)
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,))
+    assert isinstance(prepared.get_submodule("1"), nn.Identity)
+    torch.testing.assert_close(prepared(x), model(x), rtol=1e-4, atol=1e-5)

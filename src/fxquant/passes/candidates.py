@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from torch import Tensor, fx, nn
 
-from fxquant.core.graph import Region, TensorInfo, scope_path, tensor_info
+from fxquant.core.graph import Region, TensorInfo, full_path, join_path, tensor_info
 from fxquant.core.mapping import Choice, Rules, Site
 from fxquant.core.ops import Op, OpTable, Role, activation_nodes
-from fxquant.core.plan import Decision
+from fxquant.core.plan import WRAPPED, Decision
 from fxquant.core.qconfig import QConfig
 from fxquant.core.spec import Spec
 from fxquant.core.target import Target
@@ -45,16 +45,19 @@ def sites(region: Region, ops: OpTable) -> dict[fx.Node, Site]:
     """What the rules are asked about: every call in the region."""
     counts: Counter[tuple[str, str]] = Counter()
     found: dict[fx.Node, Site] = {}
+    here, outer = region._region.path, region._region.outer
     for node in region.graph.nodes:
         if node.op not in ("call_module", "call_function", "call_method"):
             continue
         op = ops.of_node(node, region)
         spelling: Any = type(region.get_submodule(str(node.target))) if node.op == "call_module" else node.target
         kind = op.kind if op is not None else str(getattr(spelling, "__name__", spelling))
-        path, scope = scope_path(node), tuple(node.meta.get("scope", ()))
+        path = full_path(region, node)
+        scope = (*outer, *((join_path(here, at), cls) for at, cls in node.meta.get("scope", ())))
         parents = scope[:-1] if node.op == "call_module" and scope and scope[-1][0] == path else scope
         parent = parents[-1][0] if parents else ""
-        found[node] = Site(path=path, kind=kind, spelling=spelling, scope=parents, order=counts[parent, kind])
+        order = counts[parent, kind] + region._region.order
+        found[node] = Site(path=path, kind=kind, spelling=spelling, scope=parents, order=order)
         counts[parent, kind] += 1
     return found
 
@@ -90,7 +93,7 @@ def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region:
     """A candidate, or the reason why not."""
     qconfig = choice.qconfig
     if op is None:
-        return "not in the op table"
+        return _unknown_reason(node, region)
     if op.role is Role.FLOAT:
         return f"{op.kind} runs in float"
     if qconfig is None:
@@ -123,6 +126,15 @@ def _mode(op: Op, qconfig: QConfig) -> Mode | None:
             return "weight_only"
         return "dynamic" if qconfig.is_dynamic else "static"
     return None if qconfig.activation is None or qconfig.is_dynamic else "static"
+
+
+def _unknown_reason(node: fx.Node, region: Region) -> str:
+    called: Any = region.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+    if isinstance(called, Region):
+        return "a region of its own, with decisions of its own"
+    if hasattr(type(called) if isinstance(called, nn.Module) else called, WRAPPED):
+        return "wrapped: its body is left as written, modules in it have decisions of their own"
+    return "not in the op table"
 
 
 def _mode_reason(op: Op, qconfig: QConfig) -> str:

@@ -20,15 +20,15 @@ from fxquant.core.graph import Region, tensor_info
 from fxquant.core.ops import OPS, OpTable, activation_nodes
 from fxquant.core.plan import Decision, decision_of, note_of
 from fxquant.numerics.fake_quant import FakeQuant
-from fxquant.passes.convert_weights import convert_weights
+from fxquant.passes.convert_weights import Tied, convert_weights
 
 _DYNAMIC_EPS = torch.finfo(torch.float32).eps
 
 
-def convert(region: Region, ops: OpTable = OPS) -> Region:
+def convert(region: Region, ops: OpTable = OPS, tied: Tied | None = None) -> Region:
     """Replace quantizers by quantize/dequantize pairs and weighted ops by their functional form on int8 weights."""
     _explain_dropped(region, ops)
-    convert_weights(region, ops)
+    convert_weights(region, ops, tied)
     for node in list(region.graph.nodes):
         quantizer = quantizer_of(region, node)
         if quantizer is not None:

@@ -6,6 +6,7 @@ call_module emb (i)   ->  dequantize of the rows that were looked up, not of the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,19 +14,26 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.func import functional_call
 
 from fxquant.core import compat
 from fxquant.core.graph import Region, set_submodule
 from fxquant.core.ops import Op, OpTable
 from fxquant.core.plan import Note, note_of
 from fxquant.core.spec import Spec
-from fxquant.numerics.affine import choose_qparams, quantize
+from fxquant.numerics.affine import choose_qparams, dequantize, quantize
 from fxquant.numerics.ranges import tensor_range
 from fxquant.numerics.weights import quantize_weight
 
 
 class QuantizedWeight(nn.Module):
-    """Holds what is left of a weighted module: integer `weight`, its qparams, and the bias. Not callable."""
+    """Holds what is left of a weighted module: integer `weight`, its qparams, and the bias.
+
+    Graphs and kernels read the integers. `forward` is for the user's own code, where that runs: the float op on the
+    dequantized weight.
+    """
+
+    shell: nn.Module  # the module it was, without its tensors
 
     weight: Tensor
     weight_scale: Tensor
@@ -46,6 +54,21 @@ class QuantizedWeight(nn.Module):
         self.generation += 1
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
+    def dequantized(self, name: str) -> Any:
+        """The tensor of this name as code that reads a float module expects it."""
+        if name == "weight":
+            zero = self.weight_zero_point
+            zero = torch.zeros_like(self.weight_scale, dtype=torch.int32) if zero is None else zero
+            return dequantize(self.weight, self.weight_scale, zero, self.spec)
+        scale, zero = self._buffers.get("bias_scale"), self._buffers.get("bias_zero_point")
+        if name == "bias" and self.bias is not None and scale is not None:
+            return dequantize_rows(self.bias, scale, zero, None, torch.float32)
+        return getattr(self, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        names = [name for name, tensor in self.shell._parameters.items() if tensor is not None]
+        return functional_call(self.shell, {name: self.dequantized(name) for name in names}, args, kwargs)
+
     def extra_repr(self) -> str:
         return f"{self.kind}, {tuple(self.weight.shape)}, {self.spec}"
 
@@ -61,17 +84,22 @@ class _Call:
     note: Note
 
 
-def convert_weights(region: Region, ops: OpTable) -> Region:
+# (id of a float weight, spec) -> the weight itself, so that its id stays its own, and (integers, scale, zero point)
+Tied = dict[tuple[int, Spec], tuple[Tensor, tuple[Tensor, ...]]]
+
+
+def convert_weights(region: Region, ops: OpTable, tied: Tied | None = None) -> Region:
     """Put a holder of int8 buffers in place of every quantized module and rewrite its calls.
 
-    Calls of one module share a holder; tied weights share their integer tensors.
+    Calls of one module share a holder; tied weights share their integer tensors, across regions too if all are given
+    the same `tied`.
     """
     calls = list(_calls(region, ops))
     holders: dict[str, QuantizedWeight] = {}
-    tensors: dict[tuple[int, Spec], tuple[Tensor, ...]] = {}
+    tied = {} if tied is None else tied
     for call in calls:
         if call.path not in holders:
-            holders[call.path] = _hold(call, tensors)
+            holders[call.path] = _hold(call, tied)
     for path, holder in holders.items():
         _keep_rest(region.get_submodule(path), holder)
         set_submodule(region, path, holder)
@@ -112,15 +140,17 @@ def _rewrite(graph: fx.Graph, call: _Call, holder: QuantizedWeight, weights: dic
     return _functional_call(graph, call.node, call.op, call.module, weights[call.path], bias)
 
 
-def _hold(call: _Call, tensors: dict[tuple[int, Spec], tuple[Tensor, ...]]) -> QuantizedWeight:
+def _hold(call: _Call, tied: Tied) -> QuantizedWeight:
     spec, bias_spec = call.note.weight, call.note.bias
     weight, bias = call.module.weight, getattr(call.module, "bias", None)
     assert spec is not None and isinstance(weight, Tensor)
     holder = QuantizedWeight(call.op.kind, spec)
+    holder.__dict__["shell"] = _shell(call.module)
     key = (id(weight), spec)
-    if key not in tensors:
-        tensors[key] = quantize_weight(weight, spec, f"{call.path}.weight")
-    q, scale, zero = tensors[key]
+    if key not in tied:
+        # kernels read integers in order, and the weight of a lifted `x @ w` is a transposed view
+        tied[key] = weight, quantize_weight(weight.contiguous(), spec, f"{call.path}.weight")
+    q, scale, zero = tied[key][1]
     holder.register_buffer("weight", q)
     holder.register_buffer("weight_scale", scale)
     holder.register_buffer("weight_zero_point", None if spec.symmetric and spec.signed else zero)
@@ -132,6 +162,14 @@ def _hold(call: _Call, tensors: dict[tuple[int, Spec], tuple[Tensor, ...]]) -> Q
     else:
         holder.register_buffer("bias", bias.detach().clone() if isinstance(bias, Tensor) else None)
     return holder
+
+
+def _shell(module: nn.Module) -> nn.Module:
+    """The module without its tensors and children."""
+    shell = copy.copy(module)
+    tensors = {n: None if p is None else nn.Parameter(p.to("meta"), False) for n, p in module._parameters.items()}
+    shell.__dict__.update(_parameters=tensors, _buffers={}, _modules={})
+    return shell
 
 
 def _keep_rest(module: nn.Module, holder: QuantizedWeight) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from fxquant.core.graph import Region, set_submodule, tensor_info
+from fxquant.core.graph import Region, only_user, set_submodule, tensor_info
 from fxquant.core.ops import OPS, OpTable
 
 _FOLDABLE = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear")
@@ -43,7 +43,7 @@ def fold_bn(region: Region, allowed: Callable[[fx.Node], bool] = lambda node: Tr
         norm = region.get_submodule(str(node.target))
         assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
         set_submodule(region, str(producer.target), folded(region.get_submodule(str(producer.target)), norm))
-        set_submodule(region, str(node.target), nn.Identity())
+        set_submodule(region, str(node.target), _emptied(norm))
         producer.meta["tensor"] = node.meta.get("tensor", producer.meta.get("tensor"))
         node.replace_all_uses_with(producer)
         region.graph.erase_node(node)
@@ -51,11 +51,18 @@ def fold_bn(region: Region, allowed: Callable[[fx.Node], bool] = lambda node: Tr
     return region
 
 
+def _emptied(norm: nn.Module) -> nn.Module:
+    """An identity with the children of the norm: a user's norm may hold the activation that follows it."""
+    identity = nn.Identity()
+    identity.__dict__["_modules"] = norm._modules
+    return identity.train(norm.training)
+
+
 def _can_fold(
     region: Region, producer: fx.Node, norm_node: fx.Node, calls: Counter[object], owners: Counter[int], ops: OpTable
 ) -> bool:
     op = ops.of_node(producer, region)
-    if op is None or op.kind not in _FOLDABLE or producer.op != "call_module" or len(producer.users) != 1:
+    if op is None or op.kind not in _FOLDABLE or producer.op != "call_module" or only_user(producer) is None:
         return False
     if calls[producer.target] != 1 or calls[norm_node.target] != 1:
         return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxquant.core.graph import tensor_info
+from fxquant.core.graph import only_user, tensor_info
 from fxquant.core.ops import Role, activation_nodes
 from fxquant.core.target import Target
 from fxquant.passes.candidates import Candidate
@@ -31,11 +31,11 @@ def find_groups(
             continue
         last = node
         if candidate.op.kind in target.residual and candidate.mode == "static":
-            add = _only_user(last)
+            add = only_user(last)
             if add is not None and add in kept and add not in groups and _is_residual(add, last, kept[add]):
                 groups[add] = node
                 last = add
-        tail = _only_user(last)
+        tail = only_user(last)
         if tail is not None and tail in candidates and tail not in groups and candidates[tail].mode == "static":
             op = candidates[tail].op
             if op.kind in target.tails.get(candidate.op.kind, ()) and tail.args[:1] == (last,):
@@ -44,10 +44,6 @@ def find_groups(
         if last is not node:
             groups[node] = node
     return groups
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def _is_residual(add: fx.Node, source: fx.Node, candidate: Candidate) -> bool:

@@ -1,0 +1,271 @@
+"""From the user's model and its custom config to a captured model with regions: all that comes before the passes.
+
+standalone modules        captured by themselves, with rules of their own
+custom modules            the user's observed classes, as leaves
+LSTM, attention, ...      their quantizable forms (fxquant.modules), where a rule asks for quantization
+wrapped bodies            the modules that are called in them, captured by themselves
+the rest                  captured around these
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from fxquant.capture import Method, capture
+from fxquant.capture.bake import bake_parametrizations
+from fxquant.capture.bodies import Seen, capture_bodies, replace_module, watch_calls
+from fxquant.capture.record import Call
+from fxquant.capture.wrap import is_wrapped
+from fxquant.core.config_forms import closest
+from fxquant.core.custom_config import PrepareCustomConfig, Standalone
+from fxquant.core.graph import Region, class_name, clone_tree, join_path, place_regions, regions, user_class
+from fxquant.core.mapping import Rules, Site
+from fxquant.errors import ConfigError
+from fxquant.modules.substitute import FORMS, substitute
+from fxquant.passes.custom_modules import observe_custom, quant_type_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scope:
+    """A part of the model with a config of its own: the whole at path '', standalone modules at theirs."""
+
+    path: str
+    model: nn.Module  # the user's, not the captured one
+    rules: Rules
+    custom: PrepareCustomConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assembled:
+    """The captured model, and its scopes from the outermost on."""
+
+    model: nn.Module
+    scopes: tuple[Scope, ...]
+
+    def scope_of(self, path: str) -> Scope:
+        """The innermost scope around a path."""
+        return max((s for s in self.scopes if _within(path, s.path)), key=lambda scope: len(scope.path))
+
+    def regions(self) -> Iterator[tuple[Region, Scope]]:
+        """The regions that are still to be prepared."""
+        for path, region in regions(self.model):
+            if region._region.stage in ("captured", "fused"):
+                yield region, self.scope_of(path)
+
+
+def assemble(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    rules: Rules,
+    custom: PrepareCustomConfig,
+    *,
+    method: Method,
+    strict: bool,
+) -> Assembled:
+    """Capture a model (which is not changed) under a custom config."""
+    job = _Assembly(model=model, rules=rules, custom=custom, method=method, strict=strict)
+    captured = job.run(args, dict(kwargs))
+    place_regions(captured)
+    return Assembled(model=captured, scopes=(Scope(path="", model=model, rules=rules, custom=custom), *job.inner))
+
+
+@dataclass(kw_only=True, slots=True)
+class _Assembly:
+    """The work on one scope. `path` is where it stands in the whole model, `outer` what is around it."""
+
+    model: nn.Module
+    rules: Rules
+    custom: PrepareCustomConfig
+    method: Method
+    strict: bool
+    path: str = ""
+    outer: tuple[tuple[str, str], ...] = ()
+    inner: list[Scope] = field(default_factory=list)
+    shut: set[nn.Module] = field(default_factory=set)  # nothing in these is quantized
+    named: set[nn.Module] = field(default_factory=set)  # the standalone modules that are named
+    leaves: list[type[nn.Module]] = field(default_factory=list)
+    opaque: list[str] = field(default_factory=list)  # paths of standalone modules that are no single region
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
+        self._check_names()
+        tree = bake_parametrizations(clone_tree(self.model))
+        self._shut(tree)
+        self.named = {m for path, m in tree.named_modules() if path in self.custom.standalone_module_names}
+        self.leaves = list(self.custom.non_traceable_module_classes)
+        seen = watch_calls(tree, args, kwargs, self._is_wanted)
+        self._standalone(tree, seen)
+        self._observe(tree)
+        found = list(self._stock_forms(tree, seen))
+        before = {module: seen[module].call for module in found}
+        tree, after = substitute(tree, found)
+        if found:
+            seen = watch_calls(tree, args, kwargs, self._is_wanted)
+        if self.method != "export":
+            paths = {module: path for path, module in tree.named_modules()}
+            capture_bodies(tree, seen, self._is_open, lambda m, a, k: self._capture(m, a, k, paths[m], "auto"))
+        self._update_regions(tree, seen, {after[module]: call for module, call in before.items()})
+        return self._capture(tree, args, kwargs, "", self.method)
+
+    def _capture(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str, method: Method
+    ) -> nn.Module:
+        names = [*self.custom.non_traceable_module_names, *self.opaque]
+        inside = [name.removeprefix(f"{path}.") for name in names if name.startswith(f"{path}.") or not path]
+        present = {at for at, _ in module.named_modules()}
+        return capture(
+            module,
+            args,
+            kwargs,
+            method=method,
+            leaf_names=[name for name in inside if name in present],
+            leaf_classes=self.leaves,
+        )
+
+    def _check_names(self) -> None:
+        paths = [path for path, _ in self.model.named_modules()]
+        named = {
+            "non_traceable_module_name": self.custom.non_traceable_module_names,
+            "standalone_module_name": self.custom.standalone_module_names,
+        }
+        for key, names in named.items():
+            for name in names:
+                if name not in paths:
+                    self._complain(f"{key} {name!r} matches no module.{closest(name, paths)}")
+        for cls in (*self.custom.non_traceable_module_classes, *self.custom.standalone_module_classes):
+            if not any(isinstance(module, cls) for module in self.model.modules()):
+                self._complain(f"the custom config names class {cls.__name__}, of which the model has no module.")
+
+    def _complain(self, message: str) -> None:
+        if self.strict:
+            raise ConfigError(f"{message} strict=False makes this a warning.")
+        warnings.warn(message, stacklevel=5)
+
+    def _shut(self, tree: nn.Module) -> None:
+        classes = tuple(self.custom.non_traceable_module_classes)
+        for path, module in tree.named_modules(remove_duplicate=False):
+            if path in self.custom.non_traceable_module_names or (classes and isinstance(module, classes)):
+                self.shut.update(module.modules())
+
+    def _is_open(self, module: nn.Module) -> bool:
+        return module not in self.shut
+
+    def _is_wanted(self, module: nn.Module) -> bool:
+        """Whether a call of this module has to be known."""
+        if isinstance(module, Region):
+            return module._region.stage in ("captured", "fused")
+        return type(module) in FORMS or type(module) in self.custom.standalone_module_classes or module in self.named
+
+    def _standalone(self, tree: nn.Module, seen: Mapping[nn.Module, Seen]) -> None:
+        """Capture the standalone modules, inner ones first."""
+        entries: dict[str, Standalone] = {}
+        for path, module in tree.named_modules():
+            entry = self.custom.standalone_module_names.get(path) if path else None
+            entry = entry or self.custom.standalone_module_classes.get(type(module))
+            if entry is not None and path and self._is_open(module) and not isinstance(module, Region):
+                entries[path] = entry
+        for path in sorted(entries, key=lambda at: -at.count(".")):
+            module = tree.get_submodule(path)
+            captured = self._capture_standalone(tree, path, module, entries[path], seen.get(module))
+            replace_module(tree, module, captured)
+            if not isinstance(captured, Region):
+                self.opaque.append(path)
+
+    def _capture_standalone(
+        self, tree: nn.Module, path: str, module: nn.Module, entry: Standalone, seen: Seen | None
+    ) -> nn.Module:
+        if entry.example_inputs is not None:
+            call = Call(entry.example_inputs, {})
+        elif seen is not None:
+            call = seen.call
+        else:
+            raise ConfigError(
+                f"standalone module {path!r} is not called with the example inputs of the model. "
+                "Give it example_inputs of its own."
+            )
+        here = join_path(self.path, path)
+        rules = self.rules
+        if entry.qconfig_mapping is not None:
+            rules = Rules(entry.qconfig_mapping, self.rules.same_op, root=here)
+        custom = entry.prepare_custom_config or PrepareCustomConfig()
+        job = _Assembly(
+            model=module,
+            rules=rules,
+            custom=custom,
+            method=self.method,
+            strict=self.strict,
+            path=here,
+            outer=self._around(tree, path),
+        )
+        captured = job.run(call.args, call.kwargs)
+        self.inner += [Scope(path=here, model=self.model.get_submodule(path), rules=rules, custom=custom), *job.inner]
+        return captured
+
+    def _observe(self, tree: nn.Module) -> None:
+        """Put the user's observed custom modules in."""
+        pairs = self.custom.float_to_observed_mapping
+        floats = {cls for by_class in pairs.values() for cls in by_class}
+        for path, module in list(tree.named_modules()):
+            if type(module) not in floats or not self._is_open(module) or not path:
+                continue
+            qconfig = self.rules.choose(self._site(tree, path, type(module))).qconfig
+            kind = quant_type_of(qconfig)
+            if kind is None or qconfig is None or type(module) not in pairs.get(kind, {}):
+                self.shut.update(module.modules())
+                self.leaves.append(type(module))
+                continue
+            observed = observe_custom(module, qconfig, pairs[kind][type(module)], kind)
+            replace_module(tree, module, observed)
+            self.shut.update(observed.modules())
+            self.leaves.append(type(observed))
+
+    def _stock_forms(self, tree: nn.Module, seen: Mapping[nn.Module, Seen]) -> Iterator[nn.Module]:
+        """The outermost stock modules that have a quantizable form, are called, and are to be quantized."""
+        covered: set[nn.Module] = set()
+        for path, module in tree.named_modules():
+            if type(module) not in FORMS or module in covered or module not in seen or not self._is_open(module):
+                continue
+            loops = isinstance(module, nn.RNNBase)
+            if (loops and self.method == "export") or not self._asks(tree, path, module):
+                continue
+            covered.update(module.modules())
+            yield module
+
+    def _asks(self, tree: nn.Module, path: str, module: nn.Module) -> bool:
+        """Whether a rule asks for quantization of a module or of something in it."""
+        sites = [self._site(tree, path, type(module)), self._site(tree, join_path(path, "linear"), nn.Linear)]
+        sites += [self._site(tree, join_path(path, at), type(part)) for at, part in module.named_modules() if at]
+        choices = [self.rules.choose(site).qconfig for site in sites]
+        return any(qconfig is not None and qconfig.weight is not None for qconfig in choices)
+
+    def _site(self, tree: nn.Module, path: str, cls: type[nn.Module]) -> Site:
+        scope = self._around(tree, path)
+        return Site(path=join_path(self.path, path), kind=cls.__name__, spelling=cls, scope=scope)
+
+    def _around(self, tree: nn.Module, path: str) -> tuple[tuple[str, str], ...]:
+        steps = path.split(".") if path else []
+        above = [".".join(steps[:count]) for count in range(len(steps))]
+        inner = ((join_path(self.path, at), class_name(user_class(tree.get_submodule(at)))) for at in above)
+        return (*self.outer, *inner)
+
+    def _update_regions(
+        self, tree: nn.Module, seen: Mapping[nn.Module, Seen], formed: Mapping[nn.Module, Call]
+    ) -> None:
+        """Regions that the user captured (fuse_fx) know no tensors, and their graphs call stock modules as leaves."""
+        for region in [module for module in tree.modules() if isinstance(module, Region)]:
+            if region._region.stage != "fused":
+                continue
+            for module in [m for m in region.modules() if m in formed and not is_wrapped(m)]:
+                replace_module(region, module, capture(module, formed[module].args, formed[module].kwargs))
+            if region is not tree and region in seen:
+                call = seen[region].call
+                replace_module(tree, region, capture(region, call.args, call.kwargs))
+
+
+def _within(path: str, root: str) -> bool:
+    return not root or path == root or path.startswith(f"{root}.")

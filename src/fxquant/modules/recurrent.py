@@ -1,0 +1,160 @@
+"""LSTM, GRU and RNN as linears and a time loop.
+
+    x_t   = W_ih input_t + b_ih              one int8 linear over all time steps at once
+    h_t   = gates(x_t, W_hh h_(t-1) + b_hh)  one int8 linear per step, gates in float
+
+The loop is Python (the class is wrapped), so any sequence length goes, and packed sequences too. The linears are in
+regions of their own. Arguments and results are those of `nn.LSTM`, `nn.GRU` and `nn.RNN`. The state_dict has other
+keys: `layers.0.0.ih.weight` for `weight_ih_l0`, `layers.0.1.step.hh.weight` for `weight_hh_l0_reverse`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from typing_extensions import Self
+
+from fxquant.capture.wrap import wrap
+from fxquant.modules.cells import State, make_step
+from fxquant.modules.linears import linear_of
+
+
+class Direction(nn.Module):
+    """One direction of one layer: the input linear and the step."""
+
+    def __init__(self, ih: nn.Linear, step: nn.Module) -> None:
+        super().__init__()
+        self.ih = ih
+        self.step = step
+
+
+@wrap
+class _Recurrent(nn.Module):
+    """The loop over layers, directions and time. Made by `from_float`."""
+
+    stands_for: ClassVar[type[nn.RNNBase]]
+    num_states: ClassVar[int] = 1
+
+    def __init__(self, module: nn.RNNBase) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size, self.num_layers = module.input_size, module.hidden_size, module.num_layers
+        self.batch_first, self.bidirectional = module.batch_first, module.bidirectional
+        self.dropout, self.proj_size, self.bias = float(module.dropout), module.proj_size, module.bias
+        ends = ("", "_reverse") if module.bidirectional else ("",)
+        self.layers = nn.ModuleList(
+            nn.ModuleList(_direction(module, f"l{layer}{end}") for end in ends) for layer in range(module.num_layers)
+        )
+        self.train(module.training)
+
+    @classmethod
+    def from_float(cls, module: nn.RNNBase) -> Self:
+        """From the stock module, whose tensors it shares."""
+        return cls(module)
+
+    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, hx)
+        batched = input.dim() == 3
+        x = input if batched else input.unsqueeze(1)
+        x = x.transpose(0, 1) if self.batch_first and batched else x
+        given = self._given(hx)
+        if given is not None and not batched:
+            given = tuple(state.unsqueeze(1) for state in given)
+        x, states = self._run(x, None, given)
+        x = x.transpose(0, 1) if self.batch_first and batched else x
+        if not batched:
+            x, states = x.squeeze(1), tuple(state.squeeze(1) for state in states)
+        return x, self._result(states)
+
+    def _forward_packed(self, packed: PackedSequence, hx: Any) -> Any:
+        """A packed sequence holds the steps one after the other; a step holds the sequences that still go on."""
+        given = self._given(hx)
+        if given is not None and packed.sorted_indices is not None:
+            given = tuple(state.index_select(1, packed.sorted_indices) for state in given)
+        data, states = self._run(packed.data, packed.batch_sizes.tolist(), given)
+        if packed.unsorted_indices is not None:
+            states = tuple(state.index_select(1, packed.unsorted_indices) for state in states)
+        output = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+        return output, self._result(states)
+
+    def _given(self, hx: Any) -> State | None:
+        if hx is None:
+            return None
+        return (hx,) if self.num_states == 1 else tuple(hx)
+
+    def _result(self, states: State) -> Any:
+        return states[0] if self.num_states == 1 else states
+
+    def _run(self, x: Tensor, sizes: list[int] | None, given: State | None) -> tuple[Tensor, State]:
+        """All layers; `sizes` are the batch sizes of a packed sequence. States are stacked over layers, directions."""
+        batch = sizes[0] if sizes is not None else x.shape[1]
+        finals: list[State] = []
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, nn.ModuleList)
+            outputs = []
+            for backwards, direction in enumerate(layer):
+                state = self._zeros(x, batch) if given is None else tuple(s[len(finals)] for s in given)
+                output, final = _scan(direction, x, sizes, state, bool(backwards))
+                outputs.append(output)
+                finals.append(final)
+            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+            if self.dropout and self.training and number + 1 < self.num_layers:
+                x = F.dropout(x, self.dropout)
+        return x, tuple(torch.stack(states) for states in zip(*finals, strict=True))
+
+    def _zeros(self, x: Tensor, batch: int) -> State:
+        sizes = (self.proj_size or self.hidden_size, self.hidden_size)[: self.num_states]
+        return tuple(x.new_zeros(batch, size) for size in sizes)
+
+
+def _scan(
+    direction: Any, x: Tensor, sizes: Sequence[int] | None, state: State, backwards: bool
+) -> tuple[Tensor, State]:
+    """One direction over all time steps: (outputs in the form of `x`, final state)."""
+    projected = direction.ih(x)
+    steps = projected.unbind(0) if sizes is None else projected.split(list(sizes))
+    outputs: list[Tensor] = []
+    for step in reversed(steps) if backwards else steps:
+        rows = step.shape[0]
+        if rows == state[0].shape[0]:
+            state = direction.step(step, *state)
+        else:  # the other sequences have ended, or have not begun yet
+            new = direction.step(step, *(s[:rows] for s in state))
+            state = tuple(torch.cat((n, s[rows:])) for n, s in zip(new, state, strict=True))
+        outputs.append(state[0][:rows])
+    if backwards:
+        outputs.reverse()
+    return torch.stack(outputs) if sizes is None else torch.cat(outputs), state
+
+
+def _direction(module: nn.RNNBase, name: str) -> Direction:
+    def linear(part: str, bias: bool = True) -> nn.Linear:
+        tensor = getattr(module, f"bias_{part}_{name}") if bias and module.bias else None
+        return linear_of(getattr(module, f"weight_{part}_{name}"), tensor)
+
+    hr = linear("hr", bias=False) if module.proj_size else None
+    return Direction(linear("ih"), make_step(module, linear("hh"), hr))
+
+
+class LSTM(_Recurrent):
+    """`nn.LSTM` of linears that quantize."""
+
+    stands_for = nn.LSTM
+    num_states = 2
+
+
+class GRU(_Recurrent):
+    """`nn.GRU` of linears that quantize."""
+
+    stands_for = nn.GRU
+
+
+class RNN(_Recurrent):
+    """`nn.RNN` of linears that quantize."""
+
+    stands_for = nn.RNN

@@ -1,0 +1,207 @@
+"""Integers at the boundary of a region, for `input_quantized_indexes` and `output_quantized_indexes`.
+
+prepare   x -> [FakeQuant] -> ...              y -> [FakeQuant] -> output        all in float, observed
+convert   x (integers) -> dequantize -> ...    y -> quantize -> output (integers)
+around    quantize -> call of the region -> dequantize, in the graph that calls a region with such a boundary
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from fxquant.core import compat
+from fxquant.core.boundary import Boundary, QParams, boundary_of
+from fxquant.core.graph import Region, TensorInfo, tensor_info
+from fxquant.core.spec import Spec
+from fxquant.errors import ConfigError, StageError
+from fxquant.numerics.fake_quant import FakeQuant
+
+
+def quantize_boundary(region: Region, inputs: list[int], outputs: list[int], spec: Spec | None) -> Region:
+    """Make sure that these inputs and outputs have a quantizer, through which all their users go.
+
+    A tensor that has none yet gets one with `spec`. The ids go into the region's Boundary.
+    """
+    if not inputs and not outputs:
+        return region
+    found_inputs: dict[int, QParams | str] = {}
+    placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
+    for index in inputs:
+        if index >= len(placeholders):
+            raise ConfigError(f"input_quantized_indexes names input {index}; the model has {len(placeholders)} inputs.")
+        _need_float(placeholders[index], f"input {index}")
+        found_inputs[index] = _through(region, placeholders[index], placeholders[-1], spec)
+    results = output_nodes(region)
+    found_outputs: dict[int, QParams | str] = {}
+    for index in outputs:
+        if index >= len(results):
+            raise ConfigError(f"output_quantized_indexes names output {index}; the model has {len(results)} outputs.")
+        found_outputs[index] = _before_output(region, results[index], index, spec)
+    region._region.boundary = Boundary(inputs=found_inputs, outputs=found_outputs)
+    region.graph.lint()
+    region.recompile()
+    return region
+
+
+def open_boundary(region: Region) -> Region:
+    """After convert: the quantize at an input and the dequantize at an output go, their grids into the Boundary."""
+    boundary = boundary_of(region)
+    placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
+    inputs: dict[int, QParams | str] = {}
+    for index in boundary.inputs:
+        node = placeholders[index]
+        user = next(iter(node.users), None)
+        if user is None or user.target is not compat.QUANTIZE:
+            raise StageError(f"input {index} cannot be integers: {_why(region, boundary.inputs[index])}.")
+        inputs[index] = _grid(user)
+        _set_dtype(node, inputs[index])
+        user.replace_all_uses_with(node)
+        region.graph.erase_node(user)
+    outputs: dict[int, QParams | str] = {}
+    for index in boundary.outputs:
+        node = output_nodes(region)[index]
+        if not isinstance(node, fx.Node) or node.target is not compat.DEQUANTIZE:
+            raise StageError(f"output {index} cannot be integers: {_why(region, boundary.outputs[index])}.")
+        outputs[index] = _grid(node)
+        _replace_output(region, index, node.args[0])
+        if not node.users:
+            region.graph.erase_node(node)
+    region._region.boundary = Boundary(inputs=inputs, outputs=outputs)
+    region.graph.lint()
+    region.recompile()
+    return region
+
+
+def connect_regions(region: Region) -> Region:
+    """Give the regions that a graph calls the integers that they want, and take theirs."""
+    for node in list(region.graph.nodes):
+        if node.op != "call_module":
+            continue
+        called = region.get_submodule(str(node.target))
+        if isinstance(called, Region) and (boundary := boundary_of(called)) != Boundary():
+            _connect(region.graph, node, boundary)
+    region.graph.lint()
+    region.recompile()
+    return region
+
+
+def _connect(graph: fx.Graph, node: fx.Node, boundary: Boundary) -> None:
+    args = list(node.args)
+    for index in boundary.inputs:
+        grid, source = boundary.input(index), args[index]
+        assert isinstance(source, fx.Node)
+        if source.target is compat.DEQUANTIZE and _grid(source) == grid:
+            args[index] = source.args[0]
+            continue
+        with graph.inserting_before(node):
+            args[index] = graph.call_function(compat.QUANTIZE, (source, *_params(grid)))
+    node.args = tuple(args)
+    for index in boundary.outputs:
+        grid = boundary.output(index)
+        picks = [user for user in node.users if user.target is operator.getitem and user.args[1] == index]
+        single = tensor_info(node) is not None
+        for value in (node,) if single else picks:
+            with graph.inserting_after(value):
+                real = graph.call_function(compat.DEQUANTIZE, (value, *_params(grid)))
+            real.meta.update({key: value.meta[key] for key in ("scope", "where", "tensor") if key in value.meta})
+            value.replace_all_uses_with(real, delete_user_cb=lambda user, real=real: user is not real)  # type: ignore[misc]
+            _set_dtype(value, grid)
+
+
+def output_nodes(region: Region) -> list[Any]:
+    """The leaves of what a region returns, in order."""
+    output = next(node for node in reversed(region.graph.nodes) if node.op == "output")
+    return pytree.tree_leaves(output.args[0])
+
+
+def _replace_output(region: Region, index: int, new: Any) -> None:
+    output = next(node for node in reversed(region.graph.nodes) if node.op == "output")
+    leaves, structure = pytree.tree_flatten(output.args[0])
+    leaves[index] = new
+    output.args = (pytree.tree_unflatten(leaves, structure),)
+
+
+def _need_float(node: Any, what: str) -> None:
+    info = tensor_info(node) if isinstance(node, fx.Node) else None
+    if info is None or not info.is_float:
+        raise ConfigError(f"{what} is no float tensor in the example inputs, so it cannot be quantized.")
+
+
+def _through(region: Region, node: fx.Node, last: fx.Node, spec: Spec | None) -> str:
+    """Let all users of an input read it through one quantizer; its id."""
+    calls = [user for user in node.users if _quantizer(region, user) is not None]
+    if calls:
+        call = calls[0]
+        after = [user for user in node.users if user is not call]
+        # the first quantizer may stand behind other users
+        last.append(call)
+    else:
+        with region.graph.inserting_after(last):
+            call = _add_quantizer(region, node, f"{node.name}_boundary", spec)
+        after = [user for user in node.users if user is not call]
+    for user in after:
+        user.replace_input_with(node, call)
+    quantizer = _quantizer(region, call)
+    assert quantizer is not None
+    return _static(quantizer)
+
+
+def _before_output(region: Region, node: Any, index: int, spec: Spec | None) -> str:
+    _need_float(node, f"output {index}")
+    quantizer = _quantizer(region, node)
+    if quantizer is None:
+        output = next(n for n in reversed(region.graph.nodes) if n.op == "output")
+        with region.graph.inserting_before(output):
+            call = _add_quantizer(region, node, f"{node.name}_boundary", spec)
+        _replace_output(region, index, call)
+        quantizer = _quantizer(region, call)
+    assert quantizer is not None
+    return _static(quantizer)
+
+
+def _add_quantizer(region: Region, node: fx.Node, name: str, spec: Spec | None) -> fx.Node:
+    if spec is None:
+        raise ConfigError(f"{node.name!r} is to be integers at the boundary, but no rule gives it an activation spec.")
+    container: Any = region.get_submodule(region._region.quantizer_path)
+    container[name] = FakeQuant(spec, name).train(region.training)
+    region._region.quantizers = {**(region._region.quantizers or {}), name: spec}
+    call = region.graph.call_module(f"{region._region.quantizer_path}.{name}", (node,))
+    call.meta.update({key: node.meta[key] for key in ("scope", "where", "tensor") if key in node.meta})
+    return call
+
+
+def _quantizer(region: Region, node: Any) -> FakeQuant | None:
+    if not isinstance(node, fx.Node) or node.op != "call_module":
+        return None
+    module = region.get_submodule(str(node.target))
+    return module if isinstance(module, FakeQuant) else None
+
+
+def _static(quantizer: FakeQuant) -> str:
+    spec = quantizer.spec
+    if spec.dynamic or spec.rounding != "half_even":
+        raise ConfigError(f"integers at the boundary need a static spec that rounds half to even; a rule gives {spec}.")
+    return quantizer.name
+
+
+def _why(region: Region, name: object) -> str:
+    return f"its quantizer {name!r} saw no data in calibration, or a mask that no grid can hold"
+
+
+def _grid(node: fx.Node) -> QParams:
+    scale, zero_point, low, high, dtype = node.args[1:6]
+    return QParams(scale=scale, zero_point=zero_point, quant_min=low, quant_max=high, dtype=dtype)  # type: ignore[arg-type]
+
+
+def _params(grid: QParams) -> tuple[Any, ...]:
+    return grid.scale, grid.zero_point, grid.quant_min, grid.quant_max, grid.dtype
+
+
+def _set_dtype(node: fx.Node, grid: QParams | str) -> None:
+    info = tensor_info(node)
+    if info is not None and isinstance(grid, QParams):
+        node.meta["tensor"] = TensorInfo(dtype=grid.dtype, shape=info.shape)

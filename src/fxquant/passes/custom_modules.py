@@ -1,0 +1,95 @@
+"""Custom modules: the user's observed and quantized classes, as leaves that see float tensors.
+
+prepare   F  ->  O.from_float(F)         F carries the qconfig that its rule gives it as `.qconfig`
+convert   O  ->  Q.from_observed(O)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from fxquant.core.custom_config import ModulePairs, QuantType
+from fxquant.core.graph import Region
+from fxquant.core.plan import Decision, Status, decision_of
+from fxquant.core.qconfig import QConfig
+from fxquant.errors import ConfigError
+
+_KEY = "_fxquant_custom"  # on an observed module: the QuantType it was made for
+_STATUS: Mapping[QuantType, Status] = {
+    QuantType.STATIC: "int8",
+    QuantType.DYNAMIC: "dynamic",
+    QuantType.WEIGHT_ONLY: "weight_only",
+}
+
+
+def quant_type_of(qconfig: QConfig | None) -> QuantType | None:
+    """What a qconfig asks of a custom module; None for float."""
+    if qconfig is None or (qconfig.activation is None and qconfig.weight is None):
+        return None
+    if qconfig.activation is None:
+        return QuantType.WEIGHT_ONLY
+    return QuantType.DYNAMIC if qconfig.is_dynamic else QuantType.STATIC
+
+
+def observe_custom(module: nn.Module, qconfig: QConfig, observed_class: Any, quant_type: QuantType) -> nn.Module:
+    """The observed form of a module (of a clone: it gets a `qconfig`)."""
+    module.qconfig = qconfig  # type: ignore[assignment]
+    observed = observed_class.from_float(module)
+    _need_module(observed, observed_class, "from_float")
+    if not hasattr(observed, "qconfig"):
+        observed.qconfig = qconfig
+    observed.__dict__[_KEY] = quant_type.value
+    observed.train(module.training)
+    assert isinstance(observed, nn.Module)
+    return observed
+
+
+def mark_custom(region: Region) -> Region:
+    """Say in the Decisions what the custom modules are."""
+    for node in region.graph.nodes:
+        if node.op != "call_module":
+            continue
+        module = region.get_submodule(str(node.target))
+        name = module.__dict__.get(_KEY)
+        if name is not None:
+            kind, decision = type(module).__name__, decision_of(node)
+            status, reason = _STATUS[QuantType(name)], f"custom module {kind}"
+            rule = decision.rule if decision is not None else ""
+            node.meta["decision"] = Decision(kind=kind, status=status, reason=reason, rule=rule)
+    return region
+
+
+def quantize_custom(model: nn.Module, pairs: ModulePairs) -> nn.Module:
+    """Put the quantized form in place of every observed custom module, in place."""
+    made: dict[int, nn.Module] = {}
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is None or (kind := child.__dict__.get(_KEY)) is None:
+                continue
+            if id(child) not in made:
+                made[id(child)] = _quantized(child, QuantType(kind), pairs)
+            parent._modules[name] = made[id(child)]
+    return model
+
+
+def _quantized(observed: nn.Module, kind: QuantType, pairs: ModulePairs) -> nn.Module:
+    quantized_class: Any = pairs.get(kind, {}).get(type(observed))
+    if quantized_class is None:
+        raise ConfigError(
+            f"{type(observed).__name__} is a custom module ({kind.value}), and convert_custom_config names no "
+            f"quantized class for it. Pass observed_to_quantized_custom_module_class={{{kind.value!r}: {{"
+            f"{type(observed).__name__}: ...}}}}."
+        )
+    quantized = quantized_class.from_observed(observed)
+    _need_module(quantized, quantized_class, "from_observed")
+    quantized.train(observed.training)
+    assert isinstance(quantized, nn.Module)
+    return quantized
+
+
+def _need_module(value: object, cls: type, method: str) -> None:
+    if not isinstance(value, nn.Module):
+        raise ConfigError(f"{cls.__name__}.{method} returned a {type(value).__name__}; it has to return a module.")
