@@ -1,0 +1,140 @@
+"""How many architectures from torchvision, timm and transformers come out quantized, beside torch.ao FX.
+
+For each: captured how, the share of weighted ops in int8, output SQNR against float, seconds to quantize, and whether
+torch.ao's FX mode runs at all. Random weights and small configurations: this measures coverage, not accuracy. Each
+model runs in a process of its own, so that one that crashes costs one row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import subprocess
+import sys
+import time
+import warnings
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import fxquant as fq
+from _zoo import entries
+from fxquant.numerics.affine import sqnr_db
+
+
+def floats(value: Any) -> list[Tensor]:
+    """The float tensors of a model's output, whatever holds them."""
+    leaves = tree_leaves(dict(value) if hasattr(value, "items") else value)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def worst_sqnr(expected: Any, actual: Any) -> float:
+    """Over the outputs of the same shape; detection models may return another number of boxes."""
+    pairs = zip(floats(expected), floats(actual), strict=False)
+    found = [sqnr_db(a, b) for a, b in pairs if a.shape == b.shape and a.numel() and bool(a.isfinite().all())]
+    return min(found) if found else math.nan
+
+
+def measure(name: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model, args, kwargs = entries()[name]()
+    row: dict[str, Any] = {"name": name}
+    with torch.no_grad():
+        expected = model(*args, **kwargs)
+    start = time.perf_counter()
+    try:
+        quantized = fq.quantize(model, [args or kwargs], example_inputs=args, example_kwargs=kwargs)
+        row["seconds"] = time.perf_counter() - start
+        with torch.no_grad():
+            row["sqnr"] = worst_sqnr(expected, quantized(*args, **kwargs))
+        account = fq.explain(quantized)
+        row["share"] = account.int8_share
+        row["how"] = captured_how(quantized)
+    except Exception as error:
+        row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    row["torch_ao"] = try_torch_ao(model, args, kwargs)
+    return row
+
+
+def captured_how(model: nn.Module) -> str:
+    from fxquant.core.graph import regions
+
+    found = list(regions(model))
+    if len(found) == 1 and not found[0][0]:
+        return found[0][1]._region.method
+    return f"piecewise, {len(found)} regions"
+
+
+def try_torch_ao(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    from torch.ao.quantization import get_default_qconfig_mapping
+    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+    try:
+        example = args or tuple(kwargs.values())
+        prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), example)
+        with torch.no_grad():
+            expected = model(*args, **kwargs)
+            prepared(*args, **kwargs)
+            return f"{worst_sqnr(expected, convert_fx(prepared)(*args, **kwargs)):.1f}"
+    except Exception as error:
+        return f"fails: {type(error).__name__}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="run the models whose name contains this")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--timeout", type=int, default=300, help="seconds for one model")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    if args.one:
+        print(json.dumps(measure(args.one)))
+        return
+    rows = [in_process(name, args.timeout) for name in entries() if args.only in name]
+    show(rows)
+
+
+def in_process(name: str, timeout: int) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", __file__, "--one", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=True)
+        row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        row = {"name": name, "error": f"over {timeout} s"}
+    except (subprocess.CalledProcessError, json.JSONDecodeError, IndexError) as error:
+        tail = str(getattr(error, "stderr", "")).strip().splitlines()[-1:]
+        row = {"name": name, "error": f"crash: {' '.join(tail)[:120]}"}
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    return row
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="Architectures quantized", title_justify="left")
+    for column in ("model", "captured", "weighted ops in int8", "SQNR, dB", "seconds", "torch.ao FX, dB"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        if "error" in row:
+            table.add_row(row["name"], f"[red]{row['error']}", "", "", "", row.get("torch_ao", ""))
+        else:
+            cells = (f"{row['share']:.0%}", f"{row['sqnr']:.1f}", f"{row['seconds']:.1f}", row["torch_ao"])
+            table.add_row(row["name"], row["how"], *cells)
+    console = Console(width=150)
+    console.print(table)
+    done = [row for row in rows if "error" not in row]
+    peer = sum("fails" not in row.get("torch_ao", "fails") for row in rows)
+    share = sum(row["share"] for row in done) / max(len(done), 1)
+    console.print(
+        f"fxquant runs {len(done)} of {len(rows)}, {share:.1%} of weighted ops in int8 on average (aim: all, 95%)"
+    )
+    console.print(f"torch.ao FX runs {peer} of {len(rows)}")
+
+
+if __name__ == "__main__":
+    main()
