@@ -108,7 +108,7 @@ def test_an_extreme_that_the_sample_missed_is_counted():
     assert observer.range()[1].item() == pytest.approx(100.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("elements", [2**20, 16 * 64 * 112 * 112, 2**25, 3**14, 100_000])
+@pytest.mark.parametrize("elements", [2**20, 16 * 64 * 112 * 112, 2**25, 3**14, 50_000])
 def test_the_sampling_stride_shares_no_factor_with_the_shape(elements):
     stride = sampling_stride(elements, SAMPLES)
     assert elements % stride
