@@ -191,3 +191,21 @@ def test_functionalize_does_nothing_twice() -> None:
     before = str(region.graph)
     functionalize(region, OPS)
     assert str(region.graph) == before
+
+
+def test_sizes_do_not_tie_tensors_together() -> None:
+    class Sizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.fc(x)
+            z = torch.zeros(4, 4) + x.reshape(y.shape[0], y.size(1))
+            z[:, 0] = 1.0
+            return y + z
+
+    region = capture(Sizes(), (torch.randn(4, 4),), method="symbolic")
+    assert not next(node for node in region.graph.nodes if node.target == "fc").meta.get("mutated")
+    x = torch.randn(4, 4)
+    assert torch.equal(region(x), Sizes.forward(region, x))

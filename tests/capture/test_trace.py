@@ -55,7 +55,7 @@ def test_leaves_are_kept_where_the_rest_does_not_trace() -> None:
     model = Model(Branching()).eval()
     captured = capture(model, (torch.randn(2, 4),), leaf_names=["first"])
     assert isinstance(captured.first.fc, nn.Linear)
-    assert [path for path, _ in regions(captured)] == ["", "inner.fc"]
+    assert [path for path, _ in regions(captured)] == ["inner.fc"]
 
 
 def test_a_region_inside_a_model_is_a_leaf() -> None:

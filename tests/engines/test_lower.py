@@ -225,3 +225,25 @@ def test_weight_only_kernels_of_odd_sizes(rows: int, width: int) -> None:
     model, x = nn.Sequential(nn.Linear(24, width), nn.Linear(width, 10)).eval(), torch.randn(rows, 24)
     quantized = fq.quantize(model, mode="weight_only", example_inputs=(x,))
     assert sqnr_db(model(x), quantized(x)) > 30
+
+
+@torch.no_grad()
+def test_transposed_weights_and_sums_that_stay_float() -> None:
+    """Kernels read integers in order; an int8 sum needs an int8 output."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(8, 16)), nn.Parameter(torch.randn(16))
+            self.conv1, self.conv2 = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.relu(self.conv1(x))
+            y = nn.functional.elu(self.conv2(y) + y)
+            return torch.addmm(self.bias, y.mean((2, 3)), self.weight)
+
+    model, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,))
+    prepared(x)
+    reference = fq.convert_fx(prepared, engine="reference")(x)
+    assert sqnr_db(reference, fq.convert_fx(prepared)(x)) > 30

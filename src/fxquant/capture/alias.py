@@ -13,6 +13,8 @@ from torch import fx, nn
 
 from fxquant.core.ops import OpTable
 
+# attributes and methods of a tensor that return plain values
+_NUMBERS = frozenset(("shape", "dtype", "device", "ndim", "size", "dim", "numel", "stride"))
 # kinds of the op table that may return their input or a view of it
 _VIEWS = frozenset({"reshape", "permute", "squeeze", "slice", "split", "expand", "identity", "dropout"})
 
@@ -45,13 +47,26 @@ def may_alias_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
     return known
 
 
+def _is_plain(node: fx.Node, plain: set[fx.Node]) -> bool:
+    if node.target is getattr and node.args[1] in _NUMBERS:
+        return True
+    if node.op == "call_method" and node.target in _NUMBERS:
+        return True
+    sources = node.all_input_nodes
+    return bool(sources) and node.meta.get("tensor") is None and all(source in plain for source in sources)
+
+
 class AliasSets:
     """Union of nodes that may share memory."""
 
     def __init__(self, graph: fx.Graph, root: nn.Module, ops: OpTable, mutates: dict[fx.Node, fx.Node]) -> None:
         self._parent: dict[fx.Node, fx.Node] = {}
         by_attribute: dict[Any, fx.Node] = {}
+        plain: set[fx.Node] = set()  # sizes and other numbers, which share no memory
         for node in graph.nodes:
+            if _is_plain(node, plain):
+                plain.add(node)
+                continue
             if node.op == "get_attr":
                 self._join(node, by_attribute.setdefault(node.target, node))
             if node.op in ("placeholder", "get_attr", "output"):
@@ -60,7 +75,8 @@ class AliasSets:
                 self._join(node, mutates[node])  # an in-place op returns what it mutates
             elif node.users and may_alias_input(node, root, ops):
                 for source in node.all_input_nodes:
-                    self._join(node, source)
+                    if source not in plain:
+                        self._join(node, source)
 
     def _find(self, node: fx.Node) -> fx.Node:
         while (parent := self._parent.get(node, node)) is not node:

@@ -18,14 +18,12 @@ from torch import nn
 
 from fxquant.capture.attempt import Job, exported, record, symbolic
 from fxquant.capture.inputs import bind, bind_defaults
-from fxquant.capture.piecewise import piecewise, with_leaves
+from fxquant.capture.piecewise import FEW, piecewise, with_leaves
 from fxquant.core.graph import Region, clone_tree, regions
 from fxquant.core.ops import OPS, OpTable
 from fxquant.errors import CaptureError
 
 Method = Literal["auto", "symbolic", "export", "piecewise"]
-
-_FEW = 0.1  # of the weighted ops: as many may be in opaque modules before torch.export is tried
 
 log = logging.getLogger("fxquant")
 
@@ -92,7 +90,7 @@ def _climb(job: Job) -> nn.Module:
 
 def _few_fail(job: Job, first: CaptureError) -> bool:
     try:
-        with_leaves(job, first, _FEW)
+        with_leaves(job, first, FEW)
     except CaptureError:
         return False
     return True

@@ -25,6 +25,7 @@ from fxquant.core.graph import Region, clone_tree, join_path, place_regions
 from fxquant.core.tree import Left, Tree, set_tree, weighted_parts
 from fxquant.errors import CaptureError
 
+FEW, _HALF = 0.1, 0.5  # the share of the weighted ops that may be in opaque modules: of the model, of a part of it
 _MOST_LEAVES = 8  # modules that one region may leave opaque before it is given up
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -40,7 +41,7 @@ def piecewise(job: Job) -> nn.Module:
     return pieces.finish()
 
 
-def with_leaves(job: Job, first: CaptureError, most_parts: float = 1.0) -> tuple[Region, dict[str, CaptureError]]:
+def with_leaves(job: Job, first: CaptureError, most_parts: float) -> tuple[Region, dict[str, CaptureError]]:
     """A region in which the modules that fail are calls; with the reason for each. Raises if that does not work.
 
     `most_parts` is the share of the weighted ops that may be inside of them.
@@ -180,7 +181,7 @@ class _Pieces:
         try:
             region = symbolic(job)
         except CaptureError as error:
-            region, opaque = with_leaves(job, error)
+            region, opaque = with_leaves(job, error, FEW if module is self.tree else _HALF)
         for call in calls[1:]:
             try:
                 found = difference(run(region, call.args, call.kwargs), run(clone_tree(module), call.args, call.kwargs))
