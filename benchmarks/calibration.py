@@ -1,8 +1,9 @@
 """Time and memory of one calibration pass, against the float forward pass over the same batches.
 
 Time: the passes go batch by batch, interleaved, and each batch gives a ratio; shown are the median and the quartiles.
-Where the quartiles lie far apart the machine was busy and the ratio says little. Convert, where the ranges are
-searched, is timed apart. The bar: a median of at most 1.5.
+Where the quartiles lie far apart the machine was busy and the ratio says little; --cpu then gives CPU time on one
+thread, which waiting does not inflate. Convert, where the ranges are searched, is timed apart. The bar: a median of at
+most 1.5.
 
 Memory: the peak of a process of its own for each case. The control keeps every batch, to show that the measure sees
 growth. The bar: the peak of fxquant does not grow with the number of batches.
@@ -30,6 +31,7 @@ from _models import pictures, random_network
 from _peers import run, torch_ao_converted, torch_ao_prepared
 
 MAX_RATIO = 1.5
+WIDE = 1.3  # quartiles further apart than this factor come from the machine, not from the work
 MAX_GROWTH = 1.05
 # glibc raises its mmap threshold as it goes; the heap then fragments and grows by some 5 to 10 % over the first 20
 # batches, in the float pass too. With a fixed threshold large tensors go back at once, and the peak is what is in use.
@@ -45,39 +47,40 @@ def prepare(case: str, model: nn.Module, example: Tensor) -> nn.Module:
     return torch_ao_prepared(model, example) if case == "torch.ao" else model
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    start = clock()
     work()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def one_batch(case: str, model: nn.Module, batch: Tensor) -> float:
+def one_batch(case: str, model: nn.Module, batch: Tensor, clock: Callable[[], float]) -> float:
     if case == "fxquant":
-        return seconds(lambda: fq.calibrate(model, [batch]))
-    return seconds(lambda: run(model, [batch]))
+        return seconds(lambda: fq.calibrate(model, [batch]), clock)
+    return seconds(lambda: run(model, [batch]), clock)
 
 
 def time_rows(name: str, args: argparse.Namespace) -> tuple[list[list[str]], bool]:
     """A row per case, and whether the bar is met."""
+    clock = time.process_time if args.cpu else time.perf_counter
     model = random_network(name, args.seed)
     batches = pictures("calibration", batches=args.batches, batch_size=args.batch_size, seed=args.seed)
     fresh = {case: prepare(case, model, batches[0]) for case in CASES}
     for case in CASES:
-        one_batch(case, copy.deepcopy(fresh[case]), batches[0])  # to warm up
+        one_batch(case, copy.deepcopy(fresh[case]), batches[0], clock)  # to warm up
     times: list[dict[str, float]] = []
     for _ in range(args.rounds):
         used = {case: copy.deepcopy(fresh[case]) for case in CASES}
         for batch in batches:
-            times.append({case: one_batch(case, used[case], batch) for case in CASES})
+            times.append({case: one_batch(case, used[case], batch, clock) for case in CASES})
     converts = {
-        "fxquant": seconds(lambda: fq.convert_fx(used["fxquant"])),
-        "torch.ao": seconds(lambda: torch_ao_converted(used["torch.ao"])),
+        "fxquant": seconds(lambda: fq.convert_fx(used["fxquant"]), clock),
+        "torch.ao": seconds(lambda: torch_ao_converted(used["torch.ao"]), clock),
     }
     rows, ratio = [], {}
     for case in CASES:
         low, ratio[case], high = quantiles([t[case] / t["float"] for t in times], n=4)
         convert = f"{converts[case]:.2f}" if case in converts else ""
-        spread = "" if case == "float" else f"{low:.2f} - {high:.2f}"
+        spread = "" if case == "float" else f"{low:.2f} - {high:.2f}" + (" busy!" if high > WIDE * low else "")
         fastest = min(t[case] for t in times)
         rows.append([name, case, f"{fastest:.3f}", f"{ratio[case]:.2f}", spread, convert])
     return rows, ratio["fxquant"] <= MAX_RATIO
@@ -125,7 +128,8 @@ def add_columns(table: Table, columns: tuple[str, ...]) -> None:
 
 
 def time_table(console: Console, args: argparse.Namespace) -> None:
-    table = Table(title=f"A pass over batches of {args.batch_size} pictures", title_justify="left")
+    clock = "CPU time, one thread" if args.cpu else "wall time"
+    table = Table(title=f"A pass over batches of {args.batch_size} pictures, {clock}", title_justify="left")
     add_columns(table, ("network", "pass", "fastest batch s", "x float", "quartiles", "convert s"))
     timed = [time_rows(name, args) for name in args.models]
     for rows, _ in timed:
@@ -158,6 +162,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory-batches", nargs=2, type=int, default=(2, 16), help="two numbers of batches")
+    parser.add_argument("--cpu", action="store_true", help="CPU time on one thread instead of wall time")
     parser.add_argument("--only", choices=("time", "memory"), help="run one part")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--peak", nargs=2, metavar=("CASE", "BATCHES"), help=argparse.SUPPRESS)
@@ -166,6 +171,8 @@ def main() -> None:
         print_peak(args.models[0], args.peak[0], int(args.peak[1]), args)
         return
 
+    if args.cpu:
+        torch.set_num_threads(1)
     console = Console(width=110)
     if args.only != "memory":
         time_table(console, args)
