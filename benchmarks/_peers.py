@@ -73,9 +73,33 @@ def weighted_ops(model: nn.Module) -> int:
     return sum(isinstance(module, _WEIGHTED) for module in model.modules())
 
 
-def onnxruntime_static(model: nn.Module, batches: Sequence[Tensor]) -> Forward:
-    """ONNX Runtime's `quantize_static`: QDQ, percentile calibration, int8 weights per channel, uint8 activations."""
-    import onnxruntime as ort
+def torch_ao_runner(
+    model: nn.Module, batches: Sequence[Tensor], engine: str, *, scripted: bool, channels_last: bool
+) -> Forward:
+    """torch.ao FX for one of its engines ("x86", "onednn"), as it is or scripted, traced and frozen."""
+    from torch.ao.quantization import get_default_qconfig_mapping
+    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+    torch.backends.quantized.engine = engine
+    prepared = prepare_fx(copy.deepcopy(model), get_default_qconfig_mapping(engine), (batches[0],))
+    run(prepared, batches)
+    converted = convert_fx(prepared)
+    if channels_last:
+        converted = converted.to(memory_format=torch.channels_last)
+
+    if scripted:
+        with torch.no_grad():
+            converted = torch.jit.freeze(torch.jit.trace(converted, batches[0]).eval())
+
+    def forward(x: Tensor) -> Tensor:
+        torch.backends.quantized.engine = engine
+        return converted(x)
+
+    return forward
+
+
+def onnxruntime_file(model: nn.Module, batches: Sequence[Tensor], method: str = "MinMax") -> bytes:
+    """The file of ONNX Runtime's `quantize_static`: QDQ, int8 weights per channel, uint8 activations."""
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -84,8 +108,9 @@ def onnxruntime_static(model: nn.Module, batches: Sequence[Tensor]) -> Forward:
         warnings.simplefilter("ignore")
         exported, clean, int8 = (str(Path(directory) / name) for name in ("float.onnx", "clean.onnx", "int8.onnx"))
         batch = torch.export.Dim("batch")
+        shapes = ({0: batch},) if batches[0].shape[0] > 1 else None
         program = torch.onnx.export(
-            model, (batches[0],), dynamo=True, dynamic_shapes=({0: batch},), input_names=["x"], verbose=False
+            model, (batches[0],), dynamo=True, dynamic_shapes=shapes, input_names=["x"], verbose=False
         )
         program.save(exported)
         quant_pre_process(exported, clean)
@@ -97,10 +122,44 @@ def onnxruntime_static(model: nn.Module, batches: Sequence[Tensor]) -> Forward:
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            calibrate_method=CalibrationMethod.Percentile,
+            calibrate_method=CalibrationMethod[method],
         )
-        session = ort.InferenceSession(int8, providers=["CPUExecutionProvider"])
+        return Path(int8).read_bytes()
+
+
+def onnxruntime_runner(file: bytes, threads: int = 0) -> Forward:
+    """A session on the file; 0 threads leaves the number to the runtime."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors
+    session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+
+
+def nncf_static(model: nn.Module, batches: Sequence[Tensor]) -> object:
+    """NNCF's post-training quantization of an OpenVINO model, with its defaults."""
+    import nncf
+    import openvino as ov
+
+    transformer = batches[0].dim() == 3 or any(isinstance(module, nn.LayerNorm) for module in model.modules())
+    converted = ov.convert_model(model, example_input=batches[0], input=list(batches[0].shape))
+    data = nncf.Dataset([batch.numpy() for batch in batches])
+    kind = nncf.ModelType.TRANSFORMER if transformer else None
+    return nncf.quantize(converted, data, subset_size=len(batches), model_type=kind)
+
+
+def openvino_runner(model: object, threads: int) -> Forward:
+    import openvino as ov
+
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    request = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
+    return lambda x: torch.from_numpy(request.infer([x.numpy()], share_inputs=True, share_outputs=False)[0])
 
 
 class _Reader:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from _models import LITE, add_data_argument, cifar_images, cifar_resnet, efficientnet_lite0, pictures
-from _peers import Forward, onnxruntime_static, run, torch_ao_static
+from _peers import Forward, onnxruntime_file, onnxruntime_runner, run, torch_ao_static
 from fxquant.numerics.affine import sqnr_db
 
 MAX_LOSS = 0.3
@@ -60,7 +60,7 @@ def lite_results(model: nn.Module, seed: int, args: argparse.Namespace) -> dict[
     ways = {
         **fxquant_modes(model, calibration),
         "torch.ao x86": torch_ao_static(model, calibration),
-        "ONNX Runtime percentile": onnxruntime_static(model, calibration),
+        "ONNX Runtime percentile": onnxruntime_runner(onnxruntime_file(model, calibration, "Percentile")),
     }
     outputs = {way: run(quantized, evaluation) for way, quantized in ways.items()}
     return {way: (sqnr_db(wanted, out), accuracy(out, wanted.argmax(1))) for way, out in outputs.items()}

@@ -1,8 +1,8 @@
 """The FX flow: fuse, prepare, calibrate, convert, with the names and arguments that FX users know.
 
 fuse_fx      capture, fold_bn
-prepare_fx   assemble (capture), fold_bn, drop_noops, annotate, mark_custom, insert, quantize_boundary
-convert_fx   quantize_custom, convert, open_boundary, connect_regions, lower
+prepare_fx   assemble (capture), fold_bn, drop_noops, annotate, mark_custom, insert, watch_means, quantize_boundary
+convert_fx   quantize_custom, correct_biases, convert, open_boundary, connect_regions, lower
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from fxquant.engines.choose import Engine, apply_engine, check_engine
 from fxquant.errors import ConfigError, StageError
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.passes.annotate import annotate
+from fxquant.passes.bias_correct import correct_biases, watch_means
 from fxquant.passes.boundary import connect_regions, open_boundary, quantize_boundary
 from fxquant.passes.candidates import same_op, sites
 from fxquant.passes.convert import convert
@@ -116,6 +117,7 @@ def prepare_fx(
         ("annotate", lambda region: annotate(region, scopes[id(region)].rules, hardware)),
         ("mark_custom", mark_custom),
         ("insert", insert),
+        ("watch_means", watch_means),
         ("quantize_boundary", lambda region: _quantize_boundary(region, scopes[id(region)], hardware)),
     )
     run_passes(prepared, passes, "prepared", only=lambda region: id(region) in scopes)
@@ -156,6 +158,7 @@ def convert_fx(
     fresh = {id(region) for _, region in regions(converted) if region._region.stage == "prepared"}
     tied: Tied = {}
     into_int8 = ("convert", lambda region: convert(region, tied=tied))
+    run_passes(converted, (("correct_biases", correct_biases),), "prepared", only=lambda region: id(region) in fresh)
     for passes in ((into_int8, ("open_boundary", open_boundary)), (("connect_regions", connect_regions),)):
         run_passes(converted, passes, "converted", only=lambda region: id(region) in fresh)
     return apply_engine(converted, engine)

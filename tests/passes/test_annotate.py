@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import fxquant as fq
 from fxquant.core.graph import Region
 from fxquant.core.plan import note_of
+from fxquant.numerics.fake_quant import FakeQuant
 
 X = (2, 4, 8, 8)
 
@@ -66,7 +67,7 @@ def test_of_two_convs_into_an_add_the_later_takes_it() -> None:
 def test_nothing_is_quantized_for_the_sake_of_the_model_output() -> None:
     prepared = prepare(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()))
     assert row(prepared, "_1").output is None
-    assert set(prepared.get_submodule("quantizers")) == {"input_1_in"} or len(prepared.get_submodule("quantizers")) == 1
+    assert len([module for module in prepared.modules() if isinstance(module, FakeQuant)]) == 1
 
 
 def test_a_residual_stream_into_a_norm_stays_float() -> None:
@@ -190,6 +191,6 @@ def test_additive_masks_stay_out_of_the_ranges(fill: float) -> None:
     x = torch.randn(4, 8)
     prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x, mask))
     fq.calibrate(prepared, [(x, mask)])
-    converted = fq.convert_fx(prepared)
+    converted = fq.convert_fx(prepared, engine="reference")
     assert "additive mask" in row(converted, "add").reason
     torch.testing.assert_close(converted(x, mask), model(x, mask), atol=0.1, rtol=0.1)

@@ -7,6 +7,7 @@ fast op) and a fast path that goes through torch's quantized tensors without cop
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import torch
@@ -19,14 +20,12 @@ _QUANTIZED: dict[torch.dtype, Any] = {
     torch.uint8: getattr(torch, "quint8", None),
     torch.int8: getattr(torch, "qint8", None),
 }
-_HAS_QUANTIZED = hasattr(torch, "quantize_per_tensor") and hasattr(torch, "_empty_affine_quantized")
-
-
+_FEW = 4  # channels of a picture
 _SMALLEST = torch.finfo(torch.float32).eps  # of a scale found at run time
 
 
 def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A quantized tensor's integers, sharing its storage."""
+    """A quantized tensor's integers, sharing its storage. (`x.view(dtype)` is faster, and crashes in later ops.)"""
     return torch.empty(0, dtype=dtype).set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride())
 
 
@@ -36,8 +35,31 @@ def _as_quantized(x: Tensor, scale: float, zero_point: int) -> Tensor:
     return made.set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride())
 
 
+@functools.cache
+def _has_quantized() -> bool:
+    """Whether torch has quantized tensors. It warns once that they will go; these kernels do without them then."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            _as_quantized(_plain(torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8), torch.uint8), 1.0, 0)
+        except (AttributeError, RuntimeError):
+            return False
+    return True
+
+
 def _fast(x: Tensor) -> bool:
-    return _HAS_QUANTIZED and not torch.compiler.is_compiling() and x.device.type == "cpu"
+    return _has_quantized() and not torch.compiler.is_compiling() and x.device.type == "cpu"
+
+
+def quantize_channels_last(
+    x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+) -> Tensor:
+    """The same for a picture on its way to a convolution: channels go last while the bytes are few."""
+    q = quantize(x, scale, zero_point, quant_min, quant_max, dtype)
+    if x.dim() != 4 or x.shape[1] > _FEW or not x.is_contiguous() or torch.compiler.is_compiling():
+        return q
+    # a stack of planes is twice as fast as torch's copy into this layout
+    return torch.stack(q.unbind(1), dim=-1).permute(0, 3, 1, 2)
 
 
 def quantize(x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype) -> Tensor:
@@ -68,20 +90,29 @@ def max_pool2d(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def add(a: Tensor, a_grid: Grid, b: Tensor, b_grid: Grid, grid: Grid, relu: bool = False) -> Tensor:
     """quantize(dequantize(a) + dequantize(b)), with a relu on the way if asked for."""
-    if a.shape == b.shape and _fast(a) and works("add"):
+    if _fast(a) and works("add"):
         kernel = torch.ops.quantized.add_relu if relu else torch.ops.quantized.add
-        return _plain(kernel(_as_quantized(a, *a_grid), _as_quantized(b, *b_grid), *grid), a.dtype)
+        return _binary(kernel, a, a_grid, b, b_grid, grid)
     total = dequantize(a, *a_grid) + dequantize(b, *b_grid)
     return _requantize(F.relu(total) if relu else total, grid, a.dtype)
 
 
 def mul(a: Tensor, a_grid: Grid, b: Tensor, b_grid: Grid, grid: Grid, relu: bool = False) -> Tensor:
     """quantize(dequantize(a) * dequantize(b)), with a relu on the way if asked for."""
-    if a.shape == b.shape and _fast(a) and works("mul"):
+    if _fast(a) and works("mul"):
         kernel = torch.ops.quantized.mul_relu if relu else torch.ops.quantized.mul
-        return _plain(kernel(_as_quantized(a, *a_grid), _as_quantized(b, *b_grid), *grid), a.dtype)
+        return _binary(kernel, a, a_grid, b, b_grid, grid)
     product = dequantize(a, *a_grid) * dequantize(b, *b_grid)
     return _requantize(F.relu(product) if relu else product, grid, a.dtype)
+
+
+def _binary(kernel: Any, a: Tensor, a_grid: Grid, b: Tensor, b_grid: Grid, grid: Grid) -> Tensor:
+    """One of torch's quantized binary kernels. They are fast on operands of one shape and layout: bytes are spread."""
+    if a.shape != b.shape:
+        shape = torch.broadcast_shapes(a.shape, b.shape)
+        layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+        a, b = (x if x.shape == shape else x.expand(shape).contiguous(memory_format=layout) for x in (a, b))
+    return _plain(kernel(_as_quantized(a, *a_grid), _as_quantized(b, *b_grid), *grid), a.dtype)
 
 
 def _requantize(x: Tensor, grid: Grid, dtype: torch.dtype) -> Tensor:
@@ -92,7 +123,7 @@ def _requantize(x: Tensor, grid: Grid, dtype: torch.dtype) -> Tensor:
 @functools.cache
 def works(name: str) -> bool:
     """Whether torch has the binary kernel and it agrees with the formula to one step; some builds' do not."""
-    kernel = getattr(torch.ops.quantized, name, None) if _HAS_QUANTIZED else None
+    kernel = getattr(torch.ops.quantized, name, None) if _has_quantized() else None
     if kernel is None:
         return False
     a, b = torch.arange(256, dtype=torch.uint8), torch.arange(255, -1, -1, dtype=torch.uint8).roll(100)

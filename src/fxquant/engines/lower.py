@@ -23,7 +23,7 @@ from fxquant.engines.followers import lower_follower
 from fxquant.engines.lower_dynamic import lower_dynamic
 from fxquant.engines.match import Group, dtype_of, grid_of, is_dequantize, is_quantize, match_group, weight_holder
 from fxquant.engines.onednn_kernels import Accumulate, ConvKernel, LinearKernel, Output, Tail
-from fxquant.engines.support import TAILS, explicit_padding, supports, tail_of
+from fxquant.engines.support import TAILS, explicit_padding, supports, supports_float_sum, tail_of
 from fxquant.engines.weight_only import WeightOnlyLinear
 from fxquant.passes.convert_weights import replace_node
 
@@ -65,7 +65,7 @@ def unlower(region: Region) -> Region:
 def _lower_weighted(region: Region, node: fx.Node, kind: str, ops: OpTable) -> None:
     residual = kind in ("conv2d", "linear") and supports(kind, "relu", True)
     tails = frozenset(name for name in TAILS if supports(kind, name, False))
-    group = match_group(region, node, ops, tails, residual)
+    group = match_group(region, node, ops, tails, residual, kind == "linear" and supports_float_sum())
     if isinstance(group, Group) and group.other is not None and group.tail is not None:
         tail_kind = ops.of_node(group.tail, region)
         if tail_kind is None or not supports(kind, tail_kind.kind, True):
@@ -102,7 +102,7 @@ def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
     with region.graph.inserting_before(end):
         args: tuple[Any, ...] = (group.x,) if group.other is None else (group.x, group.other)
         if group.x_grid is None:
-            args = (group.x, None, group.run_time_grid)
+            args = (group.x, group.other, group.run_time_grid)
         call = region.graph.call_module(path, args)
         result = call
         if group.quantize is not None:
@@ -134,10 +134,18 @@ def _install(region: Region, name: str, kernel: nn.Module) -> str:
     return f"{region._region.kernel_path}.{name}"
 
 
+def _kernel(region: Region, node: fx.Node) -> nn.Module | None:
+    """The kernel that a node calls, if it calls one."""
+    inside = node.op == "call_module" and str(node.target).startswith(f"{region._region.kernel_path}.")
+    return region.get_submodule(str(node.target)) if inside else None
+
+
 def _accumulate(region: Region, group: Group) -> Accumulate | None:
     """The sum is written over the second tensor, unless something may still read it after this kernel."""
-    if group.other is None or group.other_grid is None:
+    if group.other is None:
         return None
+    if group.other_grid is None:
+        return Accumulate(grid=None)
     order = {node: index for index, node in enumerate(region.graph.nodes)}
     readers = [reader for user in group.other.users for reader in (user.users if is_dequantize(user) else (user,))]
     fresh = is_quantize(group.other) or str(group.other.target).startswith(f"{region._region.kernel_path}.")
@@ -165,8 +173,10 @@ def _clamp(graph: fx.Graph, call: fx.Node, quantize: fx.Node) -> fx.Node:
 
 def _lower_boundary(region: Region, node: fx.Node) -> None:
     if is_quantize(node):
+        to_conv = all(isinstance(_kernel(region, user), ConvKernel) for user in node.users)
         with region.graph.inserting_before(node):
-            new = region.graph.call_function(kernels.quantize, node.args)
+            function = kernels.quantize_channels_last if to_conv else kernels.quantize
+            new = region.graph.call_function(function, node.args)
     elif is_dequantize(node):
         with region.graph.inserting_before(node):
             new = region.graph.call_function(kernels.dequantize, node.args[:3])

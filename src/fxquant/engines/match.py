@@ -27,7 +27,7 @@ class Group:
     x_grid: Grid | None  # None if found at run time, by the nodes in `run_time_grid`
     run_time_grid: tuple[fx.Node, fx.Node] | None
     holder: QuantizedWeight
-    other: fx.Node | None
+    other: fx.Node | None  # integers, or float if it has no grid
     other_grid: Grid | None
     nodes: tuple[fx.Node, ...]  # the op, then the add and the tail where it has them
     tail: fx.Node | None
@@ -100,7 +100,9 @@ def _kernel_weight(region: Region, weight: object) -> QuantizedWeight | None:
     return holder if fits else None
 
 
-def match_group(region: Region, node: fx.Node, ops: OpTable, tails: frozenset[str], residual: bool) -> Group | str:
+def match_group(
+    region: Region, node: fx.Node, ops: OpTable, tails: frozenset[str], residual: bool, float_sum: bool = False
+) -> Group | str:
     """The group around a weighted op, or the reason why no int8 kernel takes it."""
     op = ops.of_node(node, region)
     assert op is not None
@@ -118,7 +120,9 @@ def match_group(region: Region, node: fx.Node, ops: OpTable, tails: frozenset[st
         return "the kernel takes symmetric int8 weights per output channel"
     if holder.bias is not None and not holder.bias.is_floating_point():
         return "the kernel takes float biases"
-    add, other = _residual(region, node, ops) if residual else (node, None)
+    add, other = _residual(region, node, ops, float_sum) if residual else (node, None)
+    if other is not None and not is_dequantize(other):
+        return _float_sum(node, op.kind, x, holder, add, other)
     last = add
     tail = only_user(last)
     tail_op = ops.of_node(tail, region) if tail is not None else None
@@ -142,18 +146,41 @@ def match_group(region: Region, node: fx.Node, ops: OpTable, tails: frozenset[st
     )
 
 
-def _residual(region: Region, node: fx.Node, ops: OpTable) -> tuple[fx.Node, fx.Node | None]:
-    """(add, dequantize of the other operand) if the only user adds an int8 tensor of the same shape and requantizes."""
+def _float_sum(node: fx.Node, kind: str, x: fx.Node, holder: QuantizedWeight, add: fx.Node, other: fx.Node) -> Group:
+    """A group that ends in the sum with a float tensor."""
+    dynamic = is_dynamic(x)
+    return Group(
+        node=node,
+        kind=kind,
+        x=integers(x),
+        x_grid=None if dynamic else grid_of(x),
+        run_time_grid=(x.args[1], x.args[2]) if dynamic else None,  # type: ignore[arg-type]
+        holder=holder,
+        other=other,
+        other_grid=None,
+        nodes=(node, add),
+        tail=None,
+        quantize=None,
+    )
+
+
+def _residual(region: Region, node: fx.Node, ops: OpTable, float_sum: bool) -> tuple[fx.Node, fx.Node | None]:
+    """(add, other operand) if the only user adds a tensor of the same shape that the kernel can take.
+
+    That is a dequantized one if the sum is quantized again, or a float one.
+    """
     add = only_user(node)
     op = ops.of_node(add, region) if add is not None else None
     if add is None or op is None or op.kind != "add" or len(add.args) != 2 or add.kwargs:
         return node, None
     others = [operand for operand in activation_nodes(add, op) if operand is not node]
-    if len(others) != 1 or not is_dequantize(others[0]) or dtype_of(others[0]) != torch.uint8:
+    if len(others) != 1:
         return node, None
     here, there = tensor_info(node), tensor_info(others[0])
     if here is None or there is None or here.shape != there.shape:
         return node, None
+    if not is_dequantize(others[0]):
+        return (add, others[0]) if float_sum and here.dtype == there.dtype == torch.float32 else (node, None)
     after = only_user(add)
     ends = is_quantize(after) or (after is not None and is_quantize(only_user(after)))
-    return (add, others[0]) if ends else (node, None)
+    return (add, others[0]) if ends and dtype_of(others[0]) == torch.uint8 else (node, None)

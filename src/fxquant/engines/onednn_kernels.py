@@ -7,6 +7,7 @@ copy belongs to this process: it is dropped when the module is copied or pickled
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +40,13 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accumulate:
-    """A second tensor that is added. The sum is written over it, so it is copied first if it is still needed."""
+    """A second tensor that is added: integers on a grid, or float if there is none.
 
-    grid: Grid
-    copy: bool
+    A sum of integers is written over the tensor, so that is copied first if it is still needed.
+    """
+
+    grid: Grid | None
+    copy: bool = False
 
 
 class _Kernel(nn.Module):
@@ -59,6 +63,7 @@ class _Kernel(nn.Module):
         self.output = output
         self.tail = tail
         self.accumulate = accumulate
+        self.generation = -1
         self.packed: dict[tuple[int, ...], tuple[Any, ...]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,22 +76,31 @@ class _Kernel(nn.Module):
         return made
 
     def _arguments(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
-        """The constant arguments of a call for inputs of this shape."""
-        key = (self.holder.generation, *shape)
-        found = self.packed.get(key)
+        """The constant arguments of a call for inputs of this shape: those before the second tensor, those after."""
+        if self.generation != self.holder.generation:
+            self.packed.clear()
+            self.generation = self.holder.generation
+        found = self.packed.get(shape)
         if found is None:
             if len(self.packed) >= _MOST_PACKED:
                 self.packed.clear()
-            found = self.packed[key] = self._pack(shape)
+            found = self.packed[shape] = self._pack(shape)
         return found
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
         raise AssertionError("a kernel packs its own weight")
 
-    def _scales(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        holder = self.holder
-        zeros = torch.zeros(holder.weight_scale.numel(), dtype=torch.int32)
-        return holder.weight_scale, zeros, holder.bias
+    def _head(self, packed: Tensor) -> tuple[Any, ...]:
+        scale = self.holder.weight_scale
+        return (*(self.x_grid or ()), packed, scale, torch.zeros(scale.numel(), dtype=torch.int32))
+
+    def _end(self) -> tuple[Any, ...]:
+        output, tail, accumulate = self.output, self.tail, self.accumulate
+        end: tuple[Any, ...] = (output.scale, output.zero_point, output.dtype)
+        if accumulate is not None:
+            grid = accumulate.grid
+            end += (1.0, 0, "add", 1.0) if grid is None else (*grid, "sum", 1.0)
+        return (*end, tail.name, tail.args, tail.algorithm)
 
     def extra_repr(self) -> str:
         kind = self.holder.kind
@@ -114,55 +128,41 @@ class ConvKernel(_Kernel):
     def _pack(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
         stride, padding, dilation, groups = self.geometry
         geometry = (list(stride), list(padding), list(dilation), groups)
-        scale, zeros, bias = self._scales()
-        weight = self.holder.weight
+        holder = self.holder
         grid = self.x_grid or (1.0, 0)  # the packed form does not depend on it
-        packed = torch.ops.onednn.qconv_prepack(weight, scale, *grid, *geometry, list(shape))
-        return (packed, scale, zeros), (bias, *geometry, *self._out())
-
-    def _out(self) -> tuple[Any, ...]:
-        return self.output.scale, self.output.zero_point, self.output.dtype
+        packed = torch.ops.onednn.qconv_prepack(holder.weight, holder.weight_scale, *grid, *geometry, list(shape))
+        return self._head(packed), (holder.bias, *geometry, *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
-        first, second = self._arguments(tuple(x.shape))
-        tail = self.tail
-        scale, zero = self.x_grid or grid  # type: ignore[misc]
+        head, rest = self._arguments(x.shape)
+        if grid is not None:
+            head = (*grid, *head)
         if other is None:
-            op = torch.ops.onednn.qconv_pointwise.default
-            result = op(x, scale, zero, *first, *second, tail.name, tail.args, tail.algorithm)
-        else:
-            assert self.accumulate is not None
-            end = (*self.accumulate.grid, "sum", 1.0, tail.name, tail.args, tail.algorithm)
-            if self.accumulate.copy or not other.is_contiguous(memory_format=torch.channels_last):
-                other = other.clone(memory_format=torch.channels_last)
-            result = torch.ops.onednn.qconv2d_pointwise.binary(x, scale, zero, *first, other, *second, *end)
-        assert isinstance(result, Tensor)
-        return result
+            return torch.ops.onednn.qconv_pointwise.default(x, *head, *rest)  # type: ignore[no-any-return]
+        assert self.accumulate is not None
+        if other.shape[0] != x.shape[0]:  # the same for every sample
+            other = other.expand(x.shape[0], *other.shape[1:]).clone(memory_format=torch.channels_last)
+        elif self.accumulate.copy or not other.is_contiguous(memory_format=torch.channels_last):
+            other = other.clone(memory_format=torch.channels_last)
+        return torch.ops.onednn.qconv2d_pointwise.binary(x, *head, other, *rest)  # type: ignore[no-any-return]
 
 
 class LinearKernel(_Kernel):
     """`onednn.qlinear_pointwise`: product, an optional sum with a second tensor, an optional unary op."""
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
-        scale, zeros, bias = self._scales()
-        rows = 1
-        for size in shape[:-1]:
-            rows *= size
-        packed = torch.ops.onednn.qlinear_prepack(self.holder.weight, [rows, shape[-1]])
-        out = (self.output.scale, self.output.zero_point, self.output.dtype)
-        return (packed, scale, zeros), (bias, *out)
+        packed = torch.ops.onednn.qlinear_prepack(self.holder.weight, [math.prod(shape[:-1]), shape[-1]])
+        return self._head(packed), (self.holder.bias, *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
-        first, second = self._arguments(tuple(x.shape))
-        tail = self.tail
-        scale, zero = self.x_grid or grid  # type: ignore[misc]
+        head, rest = self._arguments(x.shape)
+        if grid is not None:
+            head = (*grid, *head)
         if other is None:
-            op = torch.ops.onednn.qlinear_pointwise.default
-            result = op(x, scale, zero, *first, *second, tail.name, tail.args, tail.algorithm)
-        else:
-            assert self.accumulate is not None
-            end = (*self.accumulate.grid, "sum", 1.0, tail.name, tail.args, tail.algorithm)
-            other = other.clone() if self.accumulate.copy else other
-            result = torch.ops.onednn.qlinear_pointwise.binary(x, scale, zero, *first, other, *second, *end)
-        assert isinstance(result, Tensor)
-        return result
+            return torch.ops.onednn.qlinear_pointwise.default(x, *head, *rest)  # type: ignore[no-any-return]
+        assert self.accumulate is not None
+        if other.shape[:-1] != x.shape[:-1]:  # the same for every sample
+            other = other.expand(*x.shape[:-1], other.shape[-1]).clone(memory_format=torch.contiguous_format)
+        elif self.accumulate.copy or not other.is_contiguous():
+            other = other.clone(memory_format=torch.contiguous_format)
+        return torch.ops.onednn.qlinear_pointwise.binary(x, *head, other, *rest)  # type: ignore[no-any-return]

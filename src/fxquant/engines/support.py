@@ -36,6 +36,25 @@ def supports(kind: str, tail: str, accumulate: bool) -> bool:
     return bool((actual.int() - expected.int()).abs().max() <= 1)
 
 
+@functools.cache
+def supports_float_sum() -> bool:
+    """Whether the linear kernel adds a float tensor to its float result, and leaves that tensor as it is."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (5, 33), generator=generator).to(torch.uint8)
+    weight = torch.randint(-127, 128, (17, 33), generator=generator).to(torch.int8)
+    other = torch.randn(5, 17, generator=generator)
+    scale, zeros = torch.full((17,), 0.001), torch.zeros(17, dtype=torch.int32)
+    expected = other + (x.float() - 120) * 0.02 @ (weight.float() * 0.001).t()
+    added = other.clone()
+    try:
+        start = (x, 0.02, 120, torch.ops.onednn.qlinear_prepack(weight, None), scale, zeros, added, None)
+        end = (1.0, 0, torch.float32, 1.0, 0, "add", 1.0, "none", (), "")
+        actual = torch.ops.onednn.qlinear_pointwise.binary(*start, *end)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    return torch.allclose(actual, expected, atol=1e-3) and torch.equal(added, other)
+
+
 def _try(kind: str, tail: str, accumulate: bool) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     dims = {"linear": 0, "conv1d": 1, "conv2d": 2, "conv3d": 3}[kind]
