@@ -64,10 +64,9 @@ def quantize_channels_last(
 
 def quantize(x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype) -> Tensor:
     """clamp(round(x / scale) + zero_point) in one pass."""
-    if x.dtype == torch.float32 and _QUANTIZED.get(dtype) is not None and _fast(x):
+    if x.dtype == torch.float32 and dtype in _QUANTIZED and _fast(x):
         q = _plain(torch.quantize_per_tensor(x, scale, zero_point, _QUANTIZED[dtype]), dtype)
-        info = torch.iinfo(dtype)
-        return q if (quant_min, quant_max) == (info.min, info.max) else q.clamp_(quant_min, quant_max)
+        return q if quant_max - quant_min == 255 else q.clamp_(quant_min, quant_max)
     steps = torch.round(x.float() * (1.0 / scale)) + zero_point
     return torch.clamp(steps, quant_min, quant_max).to(dtype)
 

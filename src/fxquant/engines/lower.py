@@ -22,7 +22,7 @@ from fxquant.engines import kernels
 from fxquant.engines.followers import lower_follower
 from fxquant.engines.lower_dynamic import lower_dynamic
 from fxquant.engines.match import Group, dtype_of, grid_of, is_dequantize, is_quantize, match_group, weight_holder
-from fxquant.engines.onednn_kernels import Accumulate, ConvKernel, LinearKernel, Output, Tail
+from fxquant.engines.onednn_kernels import Accumulate, ConvKernel, Kernels, LinearKernel, Output, Tail
 from fxquant.engines.support import TAILS, explicit_padding, supports, supports_float_sum, tail_of
 from fxquant.engines.weight_only import WeightOnlyLinear
 from fxquant.passes.convert_weights import replace_node
@@ -36,7 +36,8 @@ def lower(region: Region, ops: OpTable = OPS) -> Region:
         return region  # lowered before it was put into this model
     region._region.reference = encode_graph(region.graph)
     region._region.kernel_path = free_path(region, "kernels")
-    region.add_module(region._region.kernel_path, nn.ModuleDict())
+    region.add_module(region._region.kernel_path, Kernels())
+    region.__dict__[region._region.kernel_path] = region.get_submodule(region._region.kernel_path)
     lower_dynamic(region)
     for node in list(region.graph.nodes):
         op = ops.of_node(node, region)
@@ -45,9 +46,9 @@ def lower(region: Region, ops: OpTable = OPS) -> Region:
     for node in list(region.graph.nodes):
         if node.op in ("call_function", "call_method", "call_module"):
             lower_follower(region, node, ops)
+    region.graph.eliminate_dead_code()
     for node in list(region.graph.nodes):
         _lower_boundary(region, node)
-    region.graph.eliminate_dead_code()
     region.graph.lint()
     region.recompile()
     return region
@@ -56,6 +57,7 @@ def lower(region: Region, ops: OpTable = OPS) -> Region:
 def unlower(region: Region) -> Region:
     """Put the QDQ graph back, in place."""
     if region._region.reference is not None:
+        region.__dict__.pop(region._region.kernel_path, None)
         region.delete_submodule(region._region.kernel_path)
         region.graph = decode_graph(region._region.reference)
         region._region.reference, region._region.kernel_path = None, ""
@@ -129,9 +131,8 @@ def _emit_weight_only(region: Region, node: fx.Node) -> None:
 def _install(region: Region, name: str, kernel: nn.Module) -> str:
     """Put a kernel into the region; its path."""
     container = region.get_submodule(region._region.kernel_path)
-    assert isinstance(container, nn.ModuleDict)
-    container[name] = kernel
-    return f"{region._region.kernel_path}.{name}"
+    assert isinstance(container, Kernels)
+    return f"{region._region.kernel_path}.{container.install(name, kernel)}"
 
 
 def _kernel(region: Region, node: fx.Node) -> nn.Module | None:
