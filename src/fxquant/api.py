@@ -14,7 +14,7 @@ from fxquant.capture import Method
 from fxquant.core.custom_config import ConvertCustomConfig, PrepareCustomConfig
 from fxquant.core.mapping import QConfigMapping
 from fxquant.core.target import Target
-from fxquant.engines.choose import Engine, apply_engine
+from fxquant.engines.choose import Engine, apply_engine, available, check_engine, fastest, on_engines
 from fxquant.errors import CalibrationError, ConfigError
 from fxquant.export.archive import read_archive, write_archive
 from fxquant.flows.calibrate import calibrate
@@ -43,34 +43,58 @@ def quantize(
 
     "static" needs calibration data: an iterable of batches (see `calibrate`). "dynamic" finds activation ranges at run
     time and "weight_only" stores int8 weights; both need only `example_inputs`, or a batch of data to take them from.
+
+    `engine="auto"` prepares the model for each engine that is installed and keeps the one that is fastest on the
+    example inputs.
     """
-    if target is None and engine == "onnxruntime":
-        target = "onnxruntime"
-    mapping = _mapping(mode, target) if qconfig_mapping is None else qconfig_mapping
     data = calibration_data
     if example_inputs is None and example_kwargs is None:
         if data is None:
             raise ConfigError("quantize needs calibration data, or example_inputs for the modes that need none.")
         batch, data = _peek(data)
         example_inputs, example_kwargs = _as_example(batch, model)
-    was_training = model.training
-    model.eval()
-    try:
-        prepared = prepare_fx(
-            model,
-            mapping,
-            example_inputs if example_inputs is not None else (),
-            prepare_custom_config,
-            example_kwargs=example_kwargs,
-            target=target,
-            method=method,
-            strict=strict,
-        )
-    finally:
-        model.train(was_training)
-    if data is not None and mode == "static":
-        calibrate(prepared, data, num_batches=num_batches)
-    return convert_fx(prepared, convert_custom_config, engine=engine)
+    check_engine(engine)
+    hardware = _targets(target, engine, mode)
+    if len(hardware) > 1 and data is not None and iter(data) is data:
+        data = list(itertools.islice(data, num_batches))  # it is gone through once for each target
+    converted = {}
+    for wanted, engines in hardware.items():
+        was_training = model.training
+        model.eval()
+        try:
+            prepared = prepare_fx(
+                model,
+                _mapping(mode, wanted) if qconfig_mapping is None else qconfig_mapping,
+                example_inputs if example_inputs is not None else (),
+                prepare_custom_config,
+                example_kwargs=example_kwargs,
+                target=wanted,
+                method=method,
+                strict=strict,
+            )
+        finally:
+            model.train(was_training)
+        if data is not None and mode == "static":
+            calibrate(prepared, data, num_batches=num_batches)
+        if engine != "auto":
+            return convert_fx(prepared, convert_custom_config, engine=engine)
+        converted.update(on_engines(convert_fx(prepared, convert_custom_config, engine="reference"), engines))
+    if isinstance(example_inputs, Mapping):
+        example_inputs, example_kwargs = (), example_inputs
+    example = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs or ())
+    return fastest(converted, example, example_kwargs or {})[0]
+
+
+def _targets(target: Target | str | None, engine: str, mode: str) -> dict[Target | str | None, tuple[str, ...]]:
+    """The targets to prepare for, each with the engines that run it: a runtime has int8 forms of its own."""
+    engines = available() if engine == "auto" else (engine,)
+    if target is not None or mode != "static":
+        return {target: engines}
+    wanted: dict[Target | str | None, tuple[str, ...]] = {}
+    for each in engines:
+        own = each if each == "onnxruntime" else None
+        wanted[own] = (*wanted.get(own, ()), each)
+    return wanted
 
 
 def _mapping(mode: str, target: Target | str | None) -> QConfigMapping:

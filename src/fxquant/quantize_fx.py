@@ -1,7 +1,8 @@
 """The FX flow: fuse, prepare, calibrate, convert, with the names and arguments that FX users know.
 
 fuse_fx      capture, fold_bn
-prepare_fx   assemble (capture), fold_bn, drop_noops, annotate, mark_custom, insert, watch_means, quantize_boundary
+prepare_fx   assemble (capture), fold_bn, drop_noops, split_ops, annotate, mark_custom, insert, watch_means,
+             quantize_boundary
 convert_fx   quantize_custom, correct_biases, convert, open_boundary, connect_regions, lower
 """
 
@@ -46,6 +47,7 @@ from fxquant.passes.drop_noops import drop_noops
 from fxquant.passes.fold_bn import fold_bn
 from fxquant.passes.hoist_rank import hoist_rank
 from fxquant.passes.insert import insert
+from fxquant.passes.split_ops import split_ops
 from fxquant.report.explain import explain
 from fxquant.targets import by_name
 
@@ -114,6 +116,7 @@ def prepare_fx(
         ("hoist_rank", hoist_rank),
         ("fold_bn", lambda region: fold_bn(region, _fusion_allowed(region, scopes[id(region)].rules))),
         ("drop_noops", drop_noops),
+        ("split_ops", lambda region: split_ops(region, hardware)),
         ("annotate", lambda region: annotate(region, scopes[id(region)].rules, hardware)),
         ("mark_custom", mark_custom),
         ("insert", insert),

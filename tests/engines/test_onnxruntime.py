@@ -118,3 +118,22 @@ def test_an_argument_fixed_by_the_example() -> None:
     torch.testing.assert_close(engine(**kwargs)["logits"], reference(**kwargs)["logits"].detach(), rtol=1e-3, atol=1e-3)
     with pytest.raises(fq.ConfigError, match=r"fixed to 0\.5"):
         engine(**{**kwargs, "scale": 1.0})
+
+
+def test_silu_is_split_for_the_runtime_and_stays_close() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Conv2d(8, 4, 3)).eval()
+    x = torch.randn(4, 3, 10, 10)
+    quantized = fq.quantize(model, [x], engine="reference", target="onnxruntime")
+    kinds = [row.kind for row in fq.explain(quantized) if row.status == "int8"]
+    assert "sigmoid" in kinds and "mul" in kinds and "silu" not in kinds
+    assert sqnr_db(model(x).detach(), quantized(x).detach()) > 25
+
+
+def test_auto_prepares_for_each_engine_and_keeps_one() -> None:
+    x = torch.randn(4, 3, 10, 10)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Conv2d(8, 4, 3)).eval()
+    for data in ([x], iter([x, x]), [{"input": x}]):
+        quantized = fq.quantize(model, data, engine="auto")
+        assert sqnr_db(model(x).detach(), quantized(x).detach()) > 25
+    assert sqnr_db(model(x).detach(), fq.quantize(model, [x], example_inputs={"input": x}, engine="auto")(x)) > 25

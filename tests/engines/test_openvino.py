@@ -66,7 +66,18 @@ def test_follows_the_threads_of_torch() -> None:
     x = torch.randn(2, 8)
     engine = OpenVinoModule(fq.quantize(nn.Sequential(nn.Linear(8, 4)).eval(), [x], engine="reference"), x)
     engine(x)
-    assert engine._session.get_compiled_model().get_property("INFERENCE_NUM_THREADS") == torch.get_num_threads()
+    compiled = engine._session.at([x.numpy()]).get_compiled_model()
+    assert compiled.get_property("INFERENCE_NUM_THREADS") == torch.get_num_threads()
+
+
+def test_many_shapes_share_one_compiled_model() -> None:
+    x = torch.randn(2, 8)
+    reference = fq.quantize(nn.Sequential(nn.Linear(8, 4)).eval(), [x], engine="reference")
+    engine = OpenVinoModule(reference, x)
+    for batch in range(1, 10):
+        rows = torch.randn(batch, 8)
+        torch.testing.assert_close(engine(rows), reference(rows).detach(), rtol=1e-4, atol=1e-4)
+    assert len(engine._session.made) == 5
 
 
 def test_bad_calls() -> None:

@@ -10,6 +10,8 @@ from fxquant.core.qconfig import QConfig
 from fxquant.core.spec import Spec
 from fxquant.errors import ConfigError
 
+SPLITTABLE = frozenset(("silu",))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
@@ -17,7 +19,8 @@ class Target:
 
     `kinds` run in int8. `tails[kind]` are the unary kinds that its kernel applies before it writes its output.
     `residual` are the kinds whose kernel can add a second int8 tensor. `share` are kinds whose output has to use the
-    input's scale although the op table gives them a range of their own.
+    input's scale although the op table gives them a range of their own. `split` are kinds that are written as smaller
+    ops first ("silu"; see passes/split_ops.py).
     """
 
     name: str
@@ -27,10 +30,14 @@ class Target:
     tails: Mapping[str, frozenset[str]] = field(default_factory=dict)
     residual: frozenset[str] = frozenset()
     share: frozenset[str] = frozenset()
+    split: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        named = {*self.kinds, *self.tails, *self.residual, *self.share}
+        named = {*self.kinds, *self.tails, *self.residual, *self.share, *self.split}
         named.update(kind for kinds in self.tails.values() for kind in kinds)
+        beyond = sorted(self.split - SPLITTABLE)
+        if beyond:
+            raise ConfigError(f"Target {self.name!r}: split takes {', '.join(SPLITTABLE)}, not {', '.join(beyond)}.")
         unknown = sorted(named - OPS.by_kind.keys())
         if unknown:
             raise ConfigError(f"Target {self.name!r} names kinds that are not in the op table: {', '.join(unknown)}.")

@@ -48,7 +48,8 @@ def apply_engine(model: nn.Module, engine: str) -> nn.Module:
     if engine in _RUNTIMES:
         return _runtime(model, engine)
     if engine == "auto":
-        return fastest(model)[0]
+        candidates = on_engines(model, available()) or {"reference": model}
+        return fastest(candidates, (), example_of(model) if len(candidates) > 1 else {})[0]
     return model
 
 
@@ -64,13 +65,13 @@ def _runtime(model: nn.Module, engine: str) -> nn.Module:
     return OpenVinoModule(model, (), example_kwargs=example_of(model))
 
 
-def fastest(model: nn.Module, example: Mapping[str, Any] | None = None) -> tuple[nn.Module, dict[str, Timing]]:
-    """The model on the engine that is fastest on the example inputs, and what each engine took."""
-    candidates = on_engines(model, available())
-    if len(candidates) <= 1:
-        return next(iter(candidates.values()), model), {}
-    inputs = example if example is not None else example_of(model)
-    calls = {name: functools.partial(candidate, **inputs) for name, candidate in candidates.items()}
+def fastest(
+    candidates: Mapping[str, nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[nn.Module, dict[str, Timing]]:
+    """The one of several models, by their engines, that is fastest on these inputs, and what each took."""
+    if len(candidates) == 1:
+        return next(iter(candidates.values())), {}
+    calls = {name: functools.partial(candidate, *args, **kwargs) for name, candidate in candidates.items()}
     times = time_interleaved(calls)
     return candidates[min(times, key=lambda name: times[name].median)], times
 

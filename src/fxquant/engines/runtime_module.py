@@ -46,6 +46,7 @@ class RuntimeModule(nn.Module):
             graph, signature = to_onnx(
                 model, example_inputs, example_kwargs, dynamic_batch=False, caller=caller, gemm=self.gemm
             )
+        self._adapt(graph)
         self.onnx_bytes = serialize(graph, caller)
         self.signature = signature
         self._session: Any = None
@@ -63,6 +64,9 @@ class RuntimeModule(nn.Module):
         except Exception as error:  # the runtimes have errors of their own, derived from Exception
             raise self._explain(tensors, error) from error
         return self.signature.unflatten(outputs)
+
+    def _adapt(self, graph: Any) -> None:
+        """Change the ONNX graph in place, to what this runtime reads best."""
 
     def _open(self, threads: int) -> Any:
         """A session of the runtime on `self.onnx_bytes`."""
