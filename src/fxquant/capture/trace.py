@@ -29,6 +29,7 @@ from fxquant.capture.inputs import Slot, add_placeholders, as_call
 from fxquant.capture.origin import locate, reason, set_origins
 from fxquant.capture.wrap import intercepting, is_wrapped
 from fxquant.core.graph import Region
+from fxquant.core.ops import OPS
 from fxquant.errors import CaptureError
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -39,6 +40,9 @@ class _Proxy(fx.Proxy):
     """Records `x += y` and `x[i] = y`, which fx.Proxy turns into `x = x + y` and an error; see also concrete.py."""
 
     def __getattr__(self, k: str) -> Any:
+        function = OPS.of_attribute(k)
+        if function is not None:  # x.T: a node here and now, in the module whose code it is
+            return self.tracer.create_proxy("call_function", function, (self,), {})
         attribute = _Attribute(self, k)
         if isinstance(value_of(attribute), str):  # x.device.type: nothing takes a proxy for a string
             return decide(attribute, "str", str, "a traced variable cannot be used as a string")
