@@ -140,6 +140,8 @@ class _Builder:
         users = [node for node, spec in zip(placeholders, specs, strict=True) if spec.kind is InputKind.USER_INPUT]
         for node, value in zip(users, inputs, strict=True):
             self.env[node] = value
+            if isinstance(value, fx.Node):
+                value.meta["tensor"] = _info(node.meta.get("val"))
         sizes, free = self._check_sizes(users, inputs)
         for node, spec in zip(placeholders, specs, strict=True):
             if spec.kind is not InputKind.USER_INPUT:
@@ -258,7 +260,8 @@ class _Builder:
 
 
 def _hint(size: Any) -> int:
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+    """The size in the example; 0 where it depends on data, until the graph has run."""
+    return int(size.node.hint or 0) if isinstance(size, torch.SymInt) else int(size)
 
 
 def _info(value: Any) -> Any:
