@@ -8,6 +8,7 @@ model runs in a process of its own, so that one that crashes costs one row.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import math
@@ -47,14 +48,20 @@ def measure(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name}
     with torch.no_grad():
         expected = model(*args, **kwargs)
-    start = time.perf_counter()
+    times = [time.perf_counter()]
     try:
-        quantized = fq.quantize(model, [args or kwargs], example_inputs=args, example_kwargs=kwargs)
-        row["seconds"] = time.perf_counter() - start
+        prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), args, example_kwargs=kwargs)
+        times.append(time.perf_counter())
+        with torch.no_grad():  # what calibrates, and shows that nothing changed yet
+            row["prepared"] = worst_sqnr(expected, prepared(*args, **kwargs))
+        times.append(time.perf_counter())
+        quantized = fq.convert_fx(prepared)
+        times.append(time.perf_counter())
         with torch.no_grad():
             row["sqnr"] = worst_sqnr(expected, quantized(*args, **kwargs))
-        account = fq.explain(quantized)
-        row["share"] = account.int8_share
+        row["seconds"] = times[-1] - times[0]
+        row["stages"] = [round(after - before, 1) for before, after in itertools.pairwise(times)]
+        row["share"] = fq.explain(quantized).int8_share
         row["how"] = captured_how(quantized)
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
