@@ -98,18 +98,18 @@ class _Assembly:
         self._shut(tree)
         self.named = {m for path, m in tree.named_modules() if path in self.custom.standalone_module_names}
         self.leaves = list(self.custom.non_traceable_module_classes)
-        seen = watch_calls(tree, args, kwargs, self._is_wanted)
-        self._standalone(tree, seen)
+        watch = watch_calls(tree, args, kwargs, self._is_wanted)
+        self._standalone(tree, watch.seen)
         self._observe(tree)
-        found = list(self._stock_forms(tree, seen))
-        before = {module: seen[module].call for module in found}
+        found = list(self._stock_forms(tree, watch.seen))
+        before = {module: watch.seen[module].call for module in found}
         tree, after = substitute(tree, found)
         if found:
-            seen = watch_calls(tree, args, kwargs, self._is_wanted)
+            watch = watch_calls(tree, args, kwargs, self._is_wanted)
         if self.method != "export":
             paths = {module: path for path, module in tree.named_modules()}
-            capture_bodies(tree, seen, self._is_open, lambda m, a, k: self._capture(m, a, k, paths[m], "auto"))
-        self._update_regions(tree, seen, {after[module]: call for module, call in before.items()})
+            capture_bodies(tree, watch, self._is_open, lambda m, a, k: self._capture(m, a, k, paths[m], "auto"))
+        self._update_regions(tree, watch.seen, {after[module]: call for module, call in before.items()})
         return self._capture(tree, args, kwargs, "", self.method)
 
     def _capture(
