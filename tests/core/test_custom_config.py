@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fxquant as fq
 from fxquant.core.custom_config import PrepareCustomConfig, as_prepare_config, as_quant_type
 from fxquant.core.graph import Region, regions
-from fxquant.errors import ConfigError
+from fxquant.errors import CaptureError, ConfigError
 from fxquant.numerics.affine import sqnr_db
 
 MAPPING = fq.get_default_qconfig_mapping("x86")
@@ -77,6 +77,35 @@ def test_a_non_traceable_class_is_a_float_leaf_everywhere() -> None:
         model, MAPPING, (data[0],), prepare_custom_config_dict={"non_traceable_module_class": [Block]}
     )
     assert called(prepared) == ["first", "middle", "last"]
+
+
+@pytest.mark.parametrize("method", ["auto", "symbolic", "piecewise"])
+def test_a_non_traceable_module_is_left_alone_by_every_method(method: Any) -> None:
+    model, data = net()
+    config = {"non_traceable_module_name": "middle"}
+    account = fq.explain(fq.prepare_fx(model, MAPPING, (data[0],), config, method=method))
+    assert not any(row.path.startswith("middle.") for row in account)
+    (left,) = account.left
+    assert (left.path, left.module) == ("middle", "Block")
+    assert "non-traceable" in left.reason and __file__ in left.where and "custom config" in left.hint
+
+
+def test_a_non_traceable_module_in_code_that_does_not_trace_is_left_alone() -> None:
+    class Branching(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x if x.sum() > 0 else -x)
+
+    model, data = Branching().eval(), torch.randn(2, 8)
+    account = fq.explain(fq.prepare_fx(model, MAPPING, (data,), {"non_traceable_module_name": "middle"}))
+    assert account.method == "piecewise"
+    assert "middle" in {left.path for left in account.left}
+    assert not any(row.path.startswith("middle") for row in account)
+
+
+def test_export_refuses_to_leave_a_module_alone() -> None:
+    model, data = net()
+    with pytest.raises(CaptureError, match="looks into every module"):
+        fq.prepare_fx(model, MAPPING, (data[0],), {"non_traceable_module_name": "middle"}, method="export")
 
 
 def test_a_non_traceable_lstm_stays_stock() -> None:

@@ -49,6 +49,12 @@ def capture(
     has_example = args is not None or bool(kwargs)
     if not has_example and method in ("export", "piecewise"):
         raise CaptureError(f"method={method!r} needs example inputs. Pass them, or use method='symbolic'.")
+    if method == "export" and (leaf_names or leaf_classes):
+        named = ", ".join((*map(repr, leaf_names), *(cls.__name__ for cls in leaf_classes)))
+        raise CaptureError(
+            f"method='export' looks into every module, so {named} cannot stay one call. Use method='auto', or leave it "
+            "out of the custom config and give it None in the qconfig mapping."
+        )
     if isinstance(model, Region):
         return _recapture(model, args, kwargs or {}, share_tensors)
     job = Job(

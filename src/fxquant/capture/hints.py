@@ -12,6 +12,7 @@ _HINTS = (
     ("is used by", "call the module instead of reading its weight"),
     ("without an int8 form", "replace it by a module of fxquant.modules, or write it with linear layers"),
     ("non-traceable", "take it out of the custom config"),
+    ("wrapped", "give example inputs that reach all of the body"),
     ("does not cover all of its calls", "give the calls the same kind of arguments, or use one module for each"),
     ("neither a tensor nor a plain value", "pass its tensors in tuples, lists or dicts"),
 )

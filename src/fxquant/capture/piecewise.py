@@ -117,7 +117,7 @@ class _Pieces:
             return
         try:
             self._refuse(path)
-            region, opaque = self._region(module, calls)
+            region, opaque = self._region(path, module, calls)
         except CaptureError as error:
             self._note(path, module, error.reason, error.where)
             self._descend(path)
@@ -168,13 +168,14 @@ class _Pieces:
             for name in self._functional(path):
                 self._note(join_path(path, name), module, f"a region in its place changes the outputs: {found}")
 
-    def _region(self, module: nn.Module, calls: list[Call]) -> tuple[Region, dict[str, CaptureError]]:
+    def _region(self, path: str, module: nn.Module, calls: list[Call]) -> tuple[Region, dict[str, CaptureError]]:
         first = calls[0]
+        inside = [name for name in self.job.leaf_names if name != path and _within(name, path)]
         job = dataclasses.replace(
             self.job,
             model=module,
             slots=bind(module, first.args, first.kwargs),
-            leaf_names=(),
+            leaf_names=[name.removeprefix(f"{path}.") for name in inside],
             share_tensors=True,
         )
         opaque: dict[str, CaptureError] = {}

@@ -134,6 +134,8 @@ def _unknown_reason(node: fx.Node, region: Region) -> str:
         return "a region of its own, with decisions of its own"
     if hasattr(type(called) if isinstance(called, nn.Module) else called, WRAPPED):
         return "wrapped: its body is left as written, modules in it have decisions of their own"
+    if isinstance(called, nn.Module) and not type(called).__module__.startswith("torch.nn"):
+        return "non-traceable: one call, into which no graph looks"
     return "not in the op table"
 
 
