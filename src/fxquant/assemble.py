@@ -25,6 +25,7 @@ from fxquant.core.config_forms import closest
 from fxquant.core.custom_config import PrepareCustomConfig, Standalone
 from fxquant.core.graph import Region, class_name, clone_tree, join_path, place_regions, regions, user_class
 from fxquant.core.mapping import Rules, Site
+from fxquant.core.plan import LEFT_ALONE
 from fxquant.errors import ConfigError
 from fxquant.modules.substitute import FORMS, substitute
 from fxquant.passes.custom_modules import observe_custom, quant_type_of
@@ -125,6 +126,7 @@ class _Assembly:
             method=method,
             leaf_names=[name for name in inside if name in present],
             leaf_classes=self.leaves,
+            part=join_path(self.path, path),
         )
 
     def _check_names(self) -> None:
@@ -151,6 +153,8 @@ class _Assembly:
         for path, module in tree.named_modules(remove_duplicate=False):
             if path in self.custom.non_traceable_module_names or (classes and isinstance(module, classes)):
                 self.shut.update(module.modules())
+        for module in self.shut:
+            module.__dict__[LEFT_ALONE] = True  # also stock modules, which are calls in any case
 
     def _is_open(self, module: nn.Module) -> bool:
         return module not in self.shut

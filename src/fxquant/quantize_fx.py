@@ -37,7 +37,7 @@ from fxquant.errors import ConfigError, StageError
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.passes.annotate import annotate
 from fxquant.passes.boundary import connect_regions, open_boundary, quantize_boundary
-from fxquant.passes.candidates import same_op, sites
+from fxquant.passes.candidates import is_left_alone, same_op, sites
 from fxquant.passes.convert import convert
 from fxquant.passes.convert_weights import Tied
 from fxquant.passes.custom_modules import mark_custom, quantize_custom
@@ -231,7 +231,7 @@ def _fusion_allowed(region: Region, rules: Rules) -> Any:
     known = sites(region, OPS)
 
     def allowed(node: fx.Node) -> bool:
-        return rules.choose(known[node]).qconfig is not None
+        return rules.choose(known[node]).qconfig is not None and not is_left_alone(node, region)
 
     return allowed
 

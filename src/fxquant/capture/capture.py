@@ -38,11 +38,13 @@ def capture(
     leaf_classes: Collection[type] = (),
     ops: OpTable = OPS,
     share_tensors: bool = True,
+    part: str = "",
 ) -> nn.Module:
     """Turn a model into one with regions that computes the same and shares its tensors; the model is not changed.
 
     `args` and `kwargs` are example inputs; without them (`args=None`) only method="symbolic" works, and nothing is
     known of the tensors. `leaf_names` and `leaf_classes` are modules that a symbolic trace does not look into.
+    `part` is the path of a model that is part of another.
     """
     if method not in get_args(Method):
         raise CaptureError(f"method {method!r} is unknown. Use {', '.join(map(repr, get_args(Method)))}.")
@@ -55,6 +57,11 @@ def capture(
             f"method='export' looks into every module, so {named} cannot stay one call. Use method='auto', or leave it "
             "out of the custom config and give it None in the qconfig mapping."
         )
+    if method == "export" and not isinstance(model, Region) and (parts := [path for path, _ in regions(model)]):
+        raise CaptureError(
+            f"method='export' would take {parts[0]!r} apart, which is standalone or already quantized. "
+            "Use method='auto'."
+        )
     if isinstance(model, Region):
         return _recapture(model, args, kwargs or {}, share_tensors)
     job = Job(
@@ -66,11 +73,13 @@ def capture(
         ops=ops,
         share_tensors=share_tensors,
     )
-    attempts = {"auto": _climb, "symbolic": symbolic, "export": exported, "piecewise": piecewise}
+    if method == "auto":
+        return _climb(job, part)
+    attempts = {"symbolic": symbolic, "export": exported, "piecewise": piecewise}
     return attempts[method](job)
 
 
-def _climb(job: Job) -> nn.Module:
+def _climb(job: Job, part: str) -> nn.Module:
     """The first rung that holds."""
     try:
         return symbolic(job)
@@ -78,8 +87,11 @@ def _climb(job: Job) -> nn.Module:
         first = error
     if not job.has_example:
         raise first
-    log.info(
-        "FX trace of the entire model failed. Quantizing its traceable parts. (%s: %s)",
+    what = f"{part!r}" if part else "the entire model"
+    log.log(
+        logging.DEBUG if part else logging.INFO,
+        "FX trace of %s failed. Quantizing its traceable parts. (%s: %s)",
+        what,
         first.where or "unknown place",
         first.reason,
     )

@@ -194,12 +194,21 @@ class _Pieces:
 
     def _refuse(self, path: str) -> None:
         """What a graph cannot hold: state in plain attributes, weights that code outside reads."""
-        stateful = [name for at, names in self.recording.stateful.items() if _within(at, path) for name in names]
+        changes = ((at, name) for at, names in self.recording.stateful.items() for name in names)
+        stateful = [name for at, name in changes if _within(at, path) and not self._in_leaf(at, path)]
         if stateful:
             raise CaptureError(f"a call changes its attribute {stateful[0]!r}, which a graph cannot hold")
         readers = self._readers(path)
         if readers:
             raise CaptureError(f"its weights are used outside of it, by {readers[0]}")
+
+    def _in_leaf(self, path: str, root: str) -> bool:
+        """Whether a path is in a module below `root` that the custom config makes a call, state and all."""
+        steps = path.split(".")
+        above = [".".join(steps[: count + 1]) for count in range(len(steps))]
+        inner = [at for at in above if at != root and _within(at, root)]
+        classes = tuple(self.job.leaf_classes)
+        return any(at in self.job.leaf_names or isinstance(self.tree.get_submodule(at), classes) for at in inner)
 
     def _readers(self, path: str) -> list[str]:
         """Modules outside a path whose code uses a parameter inside it."""

@@ -6,12 +6,12 @@ plain attribute, so it goes along with copies and pickles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from fxquant.core.graph import Region
+from fxquant.core.graph import Region, join_path
 from fxquant.core.ops import OPS, OpTable
 
 _KEY = "_fxquant_tree"
@@ -54,6 +54,16 @@ def tree_of(model: nn.Module) -> Tree:
         state = model._region
         return Tree(method=state.method, num_inputs=state.num_inputs, input_names=state.input_names)
     return Tree(method="")
+
+
+def all_left(model: nn.Module) -> tuple[Left, ...]:
+    """What was left in float in a model and in the parts of it that were captured by themselves, by full path."""
+    found: list[Left] = []
+    for path, module in model.named_modules():
+        tree = module.__dict__.get(_KEY)
+        if isinstance(tree, Tree):
+            found += [replace(left, path=join_path(path, left.path)) for left in tree.left]
+    return tuple(found)
 
 
 def weighted_parts(module: nn.Module, ops: OpTable = OPS) -> dict[str, int]:

@@ -15,7 +15,7 @@ from fxquant.capture.hints import hint
 from fxquant.core.graph import Region, TensorInfo, full_path, join_path, regions, user_class
 from fxquant.core.ops import OPS
 from fxquant.core.plan import decision_of, note_of
-from fxquant.core.tree import Left, tree_of, weighted_parts
+from fxquant.core.tree import Left, all_left, tree_of, weighted_parts
 from fxquant.errors import StageError
 
 
@@ -123,15 +123,15 @@ class Explanation:
 def explain(model: nn.Module) -> Explanation:
     """What was decided for each node of a prepared or converted model, and for each module outside of its graphs."""
     found = list(regions(model))
-    tree = tree_of(model)
-    if not any(region._region.stage in ("prepared", "converted") for _, region in found) and not tree.left:
+    tree, known = tree_of(model), all_left(model)
+    if not any(region._region.stage in ("prepared", "converted") for _, region in found) and not known:
         raise StageError("explain needs a model from prepare_fx, convert_fx or quantize.")
-    opaque = {left.path: left.weighted for left in tree.left if left.weighted and left.reached}
+    opaque = {left.path: left.weighted for left in known if left.weighted and left.reached}
     for path, region in found:
         opaque.update(_opaque(path, region))
     return Explanation(
         rows=tuple(row for path, region in found for row in _rows(path, region)),
-        left=(*tree.left, *(left for path, region in found for left in _left_calls(path, region, tree.left))),
+        left=(*known, *(left for path, region in found for left in _left_calls(path, region, known))),
         opaque=tuple(sorted(opaque.items())),
         regions=tuple(path for path, _ in found),
         boundaries=sum(_boundaries(region) for path, region in found if path),
