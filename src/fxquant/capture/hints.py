@@ -9,6 +9,7 @@ _HINTS = (
     ("not reached", "give example inputs, and calibration data, that take this branch"),
     ("changes its attribute", "return the value instead of keeping it on the module"),
     ("used outside of it", "call the module instead of reading its weight"),
+    ("is also passed to", "call the module, or write all calls on the weight in the same way"),
     ("is used by", "call the module instead of reading its weight"),
     ("without an int8 form", "replace it by a module of fxquant.modules, or write it with linear layers"),
     ("non-traceable", "take it out of the custom config"),

@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 
 from fxquant.capture.attempt import Job, symbolic
 from fxquant.capture.compare import difference, evaluating, run
-from fxquant.capture.functional import is_weighted_use, put_weights, weight_region
+from fxquant.capture.functional import Spelling, is_weighted_use, put_weights, spell, weight_region
 from fxquant.capture.hints import hint
 from fxquant.capture.inputs import bind
 from fxquant.capture.leaf import is_weighted_leaf, leaf_region
@@ -68,11 +70,22 @@ def with_leaves(job: Job, first: CaptureError, most_parts: float) -> tuple[Regio
     raise first
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Piece:
+    """A region, put in the place of a module; or regions in the place of some of its parameters (`names`)."""
+
+    path: str
+    module: nn.Module
+    put: Callable[[], None]
+    undo: Callable[[], None]
+    names: tuple[str, ...] = ()
+
+
 class _Pieces:
     def __init__(self, job: Job, tree: nn.Module, recording: Recording) -> None:
         self.job, self.tree, self.recording = job, tree, recording
         self.left: list[Left] = []
-        self.replaced: dict[str, tuple[nn.Module, Region]] = {}  # path -> what was there, what is there now
+        self.replaced: dict[str, _Piece] = {}  # by path
         self.orders: Counter[tuple[str, str]] = Counter()
 
     def visit(self, path: str) -> None:
@@ -93,7 +106,8 @@ class _Pieces:
         calls = self.recording.calls_of(path)
         readers = self._readers(path)
         if not calls and readers:
-            self._leave(path, module, f"its weight is used by {readers[0]}, which does not call it")
+            if not self._visit_functional(path):
+                self._leave(path, module, f"its weight is used by {readers[0]}, which does not call it")
             return
         if not isinstance(module.weight, Tensor) or not module.weight.dtype.is_floating_point:
             return
@@ -107,6 +121,9 @@ class _Pieces:
         region._region.order = self.orders[key]
         self.orders[key] += 1
         self._put(path, module, region)
+        outside = [use for use in self.recording.uses.get(join_path(path, "weight"), ()) if not use.inside]
+        weighted = [use for use in outside if is_weighted_use(use, module.weight, self.job.ops)]
+        self._note_others(path, module, module.weight, weighted)
         if not calls:
             self._note(path, module, "not reached by the example inputs: int8 if calibration reaches it", reached=False)
 
@@ -143,30 +160,41 @@ class _Pieces:
             if not (_within(owner, path) if inside else owner == path) or name not in parameters:
                 continue
             weighted = [use for use in uses if is_weighted_use(use, parameters[name], self.job.ops)]
-            if weighted and self.job.ops.of(type(self.tree.get_submodule(owner))) is None:
+            # a stock module that is called is a region itself
+            bare = self.job.ops.of(type(self.tree.get_submodule(owner))) is None or not self.recording.calls_of(owner)
+            if weighted and bare:
                 found[name if inside else own] = weighted
         return found
 
-    def _visit_functional(self, path: str) -> None:
-        """Regions in the place of the parameters that the code of a module passes to weighted functions itself."""
+    def _visit_functional(self, path: str) -> bool:
+        """Regions in the place of the parameters of a module that code passes to weighted functions itself."""
         module = self.tree.get_submodule(path)
-        if isinstance(module, Region) or type(module).__module__.startswith("torch.nn"):
-            return
+        if isinstance(module, Region):
+            return False
         sites = {}
-        for name, uses in self._functional(path).items():
+        functional = self._functional(path)
+        for name, uses in functional.items():
             parameter = module._parameters[name]
             assert parameter is not None
             made = weight_region(uses[0], parameter, self.job.ops)
             if made is not None:
                 sites[name] = made
-        if sites:
-            saved = type(module), dict(module._parameters), dict(module._modules)
-            put_weights(module, sites)
-            found = self._difference()
-            if found is not None:
-                module.__class__, module.__dict__["_parameters"], module.__dict__["_modules"] = saved
-            for name in self._functional(path):
-                self._note(join_path(path, name), module, f"a region in its place changes the outputs: {found}")
+        if not sites:
+            return False
+        for name, (_, spelling) in sites.items():
+            parameter = module._parameters[name]
+            self._note_others(join_path(path, name), module, parameter, functional[name], spelling)
+        put, undo = put_weights(module, sites)
+        self._add(_Piece(path=path, module=module, put=put, undo=undo, names=tuple(sites)))
+        return True
+
+    def _note_others(
+        self, path: str, module: nn.Module, parameter: object, uses: list[Use], known: Spelling | None = None
+    ) -> None:
+        """Calls of weighted functions on a parameter that no region stands for."""
+        spellings = [spell(use.function, use.args, use.kwargs, parameter)[0] for use in uses]
+        for spelling in dict.fromkeys(spelling for spelling in spellings if spelling != known):
+            self._note(path, module, f"its weight is also passed to {spelling.name}, in float", weighted=1)
 
     def _region(self, path: str, module: nn.Module, calls: list[Call]) -> tuple[Region, dict[str, CaptureError]]:
         first = calls[0]
@@ -219,9 +247,13 @@ class _Pieces:
         return [f"{type(self.tree.get_submodule(user)).__name__} {user!r}" for user in found]
 
     def _put(self, path: str, module: nn.Module, region: Region) -> None:
-        self.replaced[path] = (module, region)
         region._region.path = path
-        self._swap(module, region)
+        put, undo = partial(self._swap, module, region), partial(self._swap, region, module)
+        self._add(_Piece(path=path, module=module, put=put, undo=undo))
+
+    def _add(self, piece: _Piece) -> None:
+        self.replaced[piece.path] = piece
+        piece.put()
 
     def _swap(self, old: nn.Module, new: nn.Module) -> None:
         if old is self.tree:
@@ -239,7 +271,15 @@ class _Pieces:
             if at:
                 self._note(join_path(path, at), module.get_submodule(at), f"inside {path!r}: {why}")
 
-    def _note(self, path: str, module: nn.Module, why: str, where: str = "", reached: bool = True) -> None:
+    def _note(
+        self,
+        path: str,
+        module: nn.Module,
+        why: str,
+        where: str = "",
+        reached: bool = True,
+        weighted: int | None = None,
+    ) -> None:
         own = weighted_parts(module, self.job.ops).get("", 0) if reached else 0
         entry = Left(
             path=path,
@@ -247,7 +287,7 @@ class _Pieces:
             reason=why,
             where=where,
             hint=hint(why),
-            weighted=own,
+            weighted=own if weighted is None else weighted,
             reached=reached,
         )
         self.left.append(entry)
@@ -256,40 +296,44 @@ class _Pieces:
         """Compare with the model itself. Regions that make a difference go back to float; they are found by halving."""
         if self._difference() is None:
             return
-        pieces = [(path, *pair) for path, pair in self.replaced.items()]
-        for _, module, region in reversed(pieces):
-            self._swap(region, module)
+        pieces = list(self.replaced.values())
+        for piece in reversed(pieces):
+            piece.undo()
         self._restore(pieces)
 
-    def _restore(self, pieces: list[tuple[str, nn.Module, Region]]) -> None:
+    def _restore(self, pieces: list[_Piece]) -> None:
         """Put back as many regions as keep the outputs."""
-        for _, module, region in pieces:
-            self._swap(module, region)
+        for piece in pieces:
+            piece.put()
         found = self._difference()
         if found is None:
             return
-        for _, module, region in reversed(pieces):
-            self._swap(region, module)
+        for piece in reversed(pieces):
+            piece.undo()
         if len(pieces) > 1:
             middle = len(pieces) // 2
             self._restore(pieces[:middle])
             self._restore(pieces[middle:])
         else:
-            path, module, _ = pieces[0]
-            del self.replaced[path]
-            self._look_inside(path, module, f"as a region it changes the outputs of the model: {found}")
+            del self.replaced[pieces[0].path]
+            self._look_inside(pieces[0], f"as a region it changes the outputs of the model: {found}")
 
-    def _look_inside(self, path: str, module: nn.Module, why: str) -> None:
+    def _look_inside(self, piece: _Piece, why: str) -> None:
         """Smaller regions in the place of one that does not work in the code around it."""
+        path, module = piece.path, piece.module
         if is_weighted_leaf(module, self.job.ops):
             self._leave(path, module, why)
+            return
+        for name in piece.names:
+            self._note(join_path(path, name), module, why, weighted=1)
+        if piece.names:
             return
         before = set(self.replaced)
         self._note(path, module, why)
         self._descend(path)
-        pieces = [(at, *pair) for at, pair in self.replaced.items() if at not in before]
-        for _, old, new in reversed(pieces):
-            self._swap(new, old)
+        pieces = [inner for at, inner in self.replaced.items() if at not in before]
+        for inner in reversed(pieces):
+            inner.undo()
         if pieces:
             self._restore(pieces)
 

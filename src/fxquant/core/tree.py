@@ -89,7 +89,7 @@ def weighted_parts(module: nn.Module, ops: OpTable = OPS) -> dict[str, int]:
 def _own_weights(module: nn.Module, ops: OpTable) -> int:
     op = ops.of(type(module))
     if op is not None:
-        return int(op.has_weight)
+        return int(op.has_weight and "weight" in module._parameters)  # else a region is in its place
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)):
         return sum(p is not None and p.dim() >= 2 and "weight" in name for name, p in module._parameters.items())
     return 0
