@@ -157,6 +157,29 @@ def test_a_few_modules_that_fail_are_calls_in_one_graph_with_regions_inside() ->
     assert [(left.path, left.module) for left in explanation.left] == [("gate", "Body")]
 
 
+class ByRow(Body):
+    """A loop over the batch, in code that traces."""
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.stack([self.fc(row) for row in x])
+
+
+def test_a_rung_that_holds_for_any_batch_comes_first(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ByRow(lambda x: x).eval()
+    with caplog.at_level(logging.INFO, "fxquant"):
+        prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (torch.randn(2, 4),))
+    assert caplog.text.count("FX trace of the entire model holds for a batch of 2 only") == 1
+    assert not capsys.readouterr().err
+    for size in (1, 2, 5):
+        x = torch.randn(size, 4)
+        assert torch.equal(prepared(x), model(x))
+    (left,) = (left for left in fq.explain(prepared).left if not left.path)
+    assert "test_ladder.py" in left.where and "batch" in left.hint
+    assert isinstance(capture(model, (torch.randn(2, 4),), method="symbolic"), Region)
+
+
 def test_methods_by_name() -> None:
     x = torch.randn(2, 4)
     model = Body(lambda x: x * 2).eval()

@@ -10,13 +10,16 @@ The ladder of method="auto", from the most general result to the least:
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, get_args
 
 from torch import nn
 
 from fxquant.capture.attempt import Job, exported, record, symbolic
+from fxquant.capture.batch import batch_size, fixes_batch
+from fxquant.capture.guards import check_same
 from fxquant.capture.inputs import bind, bind_defaults
 from fxquant.capture.piecewise import FEW, piecewise, with_leaves
 from fxquant.core.graph import Region, clone_tree, regions
@@ -75,35 +78,68 @@ def capture(
     )
     if method == "auto":
         return _climb(job, part)
-    attempts = {"symbolic": symbolic, "export": exported, "piecewise": piecewise}
+    attempts: dict[str, Callable[[Job], nn.Module]] = {
+        "symbolic": symbolic,
+        "export": exported,
+        "piecewise": piecewise,
+    }
     return attempts[method](job)
 
 
 def _climb(job: Job, part: str) -> nn.Module:
-    """The first rung that holds."""
+    """The first rung that holds; one that holds for any batch size before one that does not."""
     try:
-        return symbolic(job)
+        region = symbolic(job)
     except CaptureError as error:
         first = error
+    else:
+        return _for_any_batch(job, region, part)
     if not job.has_example:
         raise first
-    what = f"{part!r}" if part else "the entire model"
-    log.log(
-        logging.DEBUG if part else logging.INFO,
-        "FX trace of %s failed. Quantizing its traceable parts. (%s: %s)",
-        what,
-        first.where or "unknown place",
-        first.reason,
-    )
+    _announce(part, "failed", first.where, first.reason)
     if first.data_dependent or _few_fail(job, first):
         return piecewise(job)
-    # export has no leaves, so it would ignore what the user asked for, and take regions apart
-    if not job.leaf_names and not job.leaf_classes and not any(regions(job.model)):
+    if _can_export(job):
         try:
             return exported(job)
         except CaptureError as error:
             log.debug("torch.export fails too: %s", error)
     return piecewise(job)
+
+
+def _for_any_batch(job: Job, region: Region, part: str) -> nn.Module:
+    """The region, or what holds for other batch sizes too, if the region does not."""
+    check = next((node for node in region.graph.nodes if node.target is check_same), None)
+    if check is None or not fixes_batch(job.model, region, *job.call()):
+        return region
+    size, where = batch_size(job.call()), str(check.meta.get("where", ""))
+    why = f"as one graph it holds for a batch of {size} only"
+    attempts: list[Callable[[], nn.Module]] = [lambda: piecewise(job, CaptureError(why, reason=why, where=where))]
+    if _can_export(job):
+        attempts.insert(0, lambda: exported(job))
+    for attempt in attempts:
+        with contextlib.suppress(CaptureError):
+            captured = attempt()
+            if not fixes_batch(job.model, captured, *job.call()):
+                _announce(part, f"holds for a batch of {size} only", where, "its code depends on a size")
+                return captured
+    return region
+
+
+def _can_export(job: Job) -> bool:
+    """Export has no leaves, so it would ignore what the user asked for, and take regions apart."""
+    return not job.leaf_names and not job.leaf_classes and not any(regions(job.model))
+
+
+def _announce(part: str, what: str, where: str, why: str) -> None:
+    log.log(
+        logging.DEBUG if part else logging.INFO,
+        "FX trace of %s %s. Quantizing its traceable parts. (%s: %s)",
+        f"{part!r}" if part else "the entire model",
+        what,
+        where or "unknown place",
+        why,
+    )
 
 
 def _few_fail(job: Job, first: CaptureError) -> bool:

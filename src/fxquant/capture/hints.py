@@ -6,6 +6,7 @@ _HINTS = (
     ("control flow", "put the branch in a function marked with fxquant.wrap, or write it with torch.where"),
     ("cannot be iterated", "loop over a fixed number, or mark the function with the loop with fxquant.wrap"),
     ("'len' is not supported", "use x.shape[0], or mark the function with fxquant.wrap"),
+    ("for a batch of", "loop over features rather than over the batch, or give examples of the size to be used"),
     ("not reached", "give example inputs, and calibration data, that take this branch"),
     ("changes its attribute", "return the value instead of keeping it on the module"),
     ("used outside of it", "call the module instead of reading its weight"),

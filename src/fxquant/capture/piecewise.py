@@ -34,10 +34,13 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 log = logging.getLogger("fxquant")
 
 
-def piecewise(job: Job) -> nn.Module:
-    """The user's model with regions inside; the root may be one too, if only some of its submodules do not trace."""
+def piecewise(job: Job, whole: CaptureError | None = None) -> nn.Module:
+    """The user's model with regions inside; the root may be one too, if only some of its submodules do not trace.
+
+    `whole` says why the root is not to be one.
+    """
     tree = job.clone()
-    pieces = _Pieces(job, tree, record_calls(tree, *job.call()))
+    pieces = _Pieces(job, tree, record_calls(tree, *job.call()), whole)
     pieces.visit("")
     pieces.verify()
     return pieces.finish()
@@ -82,8 +85,8 @@ class _Piece:
 
 
 class _Pieces:
-    def __init__(self, job: Job, tree: nn.Module, recording: Recording) -> None:
-        self.job, self.tree, self.recording = job, tree, recording
+    def __init__(self, job: Job, tree: nn.Module, recording: Recording, whole: CaptureError | None) -> None:
+        self.job, self.tree, self.recording, self.whole = job, tree, recording, whole
         self.left: list[Left] = []
         self.replaced: dict[str, _Piece] = {}  # by path
         self.orders: Counter[tuple[str, str]] = Counter()
@@ -134,6 +137,8 @@ class _Pieces:
             return
         try:
             self._refuse(path)
+            if not path and self.whole is not None:
+                raise self.whole
             region, opaque = self._region(path, module, calls)
         except CaptureError as error:
             self._note(path, module, error.reason, error.where)
