@@ -157,6 +157,22 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+def build(name: str) -> Built:
+    """A model of `entries`, with batch norms that know the ranges of its activations, as a trained one does."""
+    model, args, kwargs = entries()[name]()
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0  # what is seen now
+        norm.train()
+    with torch.no_grad():
+        model(*args, **kwargs)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        norm.eval()
+    return model, args, kwargs
+
+
 def entries() -> dict[str, Callable[[], Built]]:
     """Name -> what builds the model and its inputs."""
     found: dict[str, Callable[[], Built]] = {}
@@ -196,7 +212,8 @@ def _detection(name: str) -> Built:
     _detection_kernels()
     from torchvision import models
 
-    model = models.get_model(name, weights=None, weights_backbone=None, num_classes=5).eval()
+    options = {} if "320" in name else {"min_size": 128, "max_size": 160}
+    model = models.get_model(name, weights=None, weights_backbone=None, num_classes=5, **options).eval()
     return model, ([torch.rand(3, 128, 128), torch.rand(3, 96, 128)],), {}
 
 

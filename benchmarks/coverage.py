@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
-from _zoo import entries
+from _zoo import build, entries
 from fxquant.numerics.affine import sqnr_db
 
 
@@ -44,7 +44,7 @@ def worst_sqnr(expected: Any, actual: Any) -> float:
 
 def measure(name: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    model, args, kwargs = entries()[name]()
+    model, args, kwargs = build(name)
     row: dict[str, Any] = {"name": name}
     with torch.no_grad():
         expected = model(*args, **kwargs)
