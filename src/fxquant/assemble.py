@@ -68,9 +68,12 @@ def assemble(
     *,
     method: Method,
     strict: bool,
+    concrete: Mapping[str, Any] | None = None,
 ) -> Assembled:
     """Capture a model (which is not changed) under a custom config."""
-    job = _Assembly(model=model, rules=rules, custom=custom, method=method, strict=strict)
+    job = _Assembly(
+        model=model, rules=rules, custom=custom, method=method, strict=strict, concrete=dict(concrete or {})
+    )
     captured = job.run(args, dict(kwargs))
     place_regions(captured)
     return Assembled(model=captured, scopes=(Scope(path="", model=model, rules=rules, custom=custom), *job.inner))
@@ -85,6 +88,7 @@ class _Assembly:
     custom: PrepareCustomConfig
     method: Method
     strict: bool
+    concrete: dict[str, Any] = field(default_factory=dict)
     path: str = ""
     outer: tuple[tuple[str, str], ...] = ()
     inner: list[Scope] = field(default_factory=list)
@@ -99,14 +103,14 @@ class _Assembly:
         self._shut(tree)
         self.named = {m for path, m in tree.named_modules() if path in self.custom.standalone_module_names}
         self.leaves = list(self.custom.non_traceable_module_classes)
-        watch = watch_calls(tree, args, kwargs, self._is_wanted)
+        watch = watch_calls(tree, args, {**kwargs, **self.concrete}, self._is_wanted)
         self._standalone(tree, watch.seen)
         self._observe(tree)
         found = list(self._stock_forms(tree, watch.seen))
         before = {module: watch.seen[module].call for module in found}
         tree, after = substitute(tree, found)
         if found:
-            watch = watch_calls(tree, args, kwargs, self._is_wanted)
+            watch = watch_calls(tree, args, {**kwargs, **self.concrete}, self._is_wanted)
         if self.method != "export":
             paths = {module: path for path, module in tree.named_modules()}
             capture_bodies(tree, watch, self._is_open, lambda m, a, k: self._capture(m, a, k, paths[m], "auto"))
@@ -127,6 +131,7 @@ class _Assembly:
             leaf_names=[name for name in inside if name in present],
             leaf_classes=self.leaves,
             part=join_path(self.path, path),
+            concrete=self.concrete if not path else None,
         )
 
     def _check_names(self) -> None:

@@ -125,6 +125,19 @@ def test_one_line_says_that_the_whole_does_not_trace_and_where(caplog: pytest.Lo
     assert any("weighted ops quantized" in r.getMessage() for r in caplog.records)
 
 
+def test_an_output_that_no_graph_can_hold_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Cache:
+        def __init__(self, keys: Tensor) -> None:
+            self.keys = keys
+
+    model = Body(lambda x: {"y": x, "cache": [Cache(x)]}).eval()
+    with caplog.at_level(logging.INFO, logger="fxquant"):
+        prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (torch.randn(2, 4),))
+    (line,) = [r.getMessage() for r in caplog.records if "FX trace of the entire model failed" in r.getMessage()]
+    assert "test_ladder.py:" in line and "cannot hold a" in line and "Cache" in line
+    assert isinstance(prepared(torch.randn(2, 4))["cache"][0], Cache)
+
+
 def test_a_whole_trace_says_nothing_of_the_kind(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="fxquant"):
         fq.prepare_fx(Body(lambda x: x * 2).eval(), fq.get_default_qconfig_mapping(), (torch.randn(2, 4),))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from torch import nn
@@ -24,6 +25,7 @@ from fxquant.capture.inputs import bind, bind_defaults
 from fxquant.capture.piecewise import FEW, piecewise, with_leaves
 from fxquant.core.graph import Region, clone_tree, regions
 from fxquant.core.ops import OPS, OpTable
+from fxquant.core.tree import set_tree, tree_of
 from fxquant.errors import CaptureError
 
 Method = Literal["auto", "symbolic", "export", "piecewise"]
@@ -42,12 +44,14 @@ def capture(
     ops: OpTable = OPS,
     share_tensors: bool = True,
     part: str = "",
+    concrete: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Turn a model into one with regions that computes the same and shares its tensors; the model is not changed.
 
     `args` and `kwargs` are example inputs; without them (`args=None`) only method="symbolic" works, and nothing is
     known of the tensors. `leaf_names` and `leaf_classes` are modules that a symbolic trace does not look into.
-    `part` is the path of a model that is part of another.
+    `part` is the path of a model that is part of another. `concrete` are values of plain arguments: they are fixed, and
+    what a graph takes for arguments that a call leaves out.
     """
     if method not in get_args(Method):
         raise CaptureError(f"method {method!r} is unknown. Use {', '.join(map(repr, get_args(Method)))}.")
@@ -69,21 +73,23 @@ def capture(
         return _recapture(model, args, kwargs or {}, share_tensors)
     job = Job(
         model=model,
-        slots=bind(model, args or (), kwargs or {}) if has_example else bind_defaults(model),
+        slots=bind(model, args or (), kwargs or {}, concrete or {}) if has_example else bind_defaults(model),
         has_example=has_example,
         leaf_names=leaf_names,
         leaf_classes=leaf_classes,
         ops=ops,
         share_tensors=share_tensors,
     )
-    if method == "auto":
-        return _climb(job, part)
     attempts: dict[str, Callable[[Job], nn.Module]] = {
+        "auto": lambda job: _climb(job, part),
         "symbolic": symbolic,
         "export": exported,
         "piecewise": piecewise,
     }
-    return attempts[method](job)
+    captured = attempts[method](job)
+    if concrete and not isinstance(captured, Region):
+        set_tree(captured, replace(tree_of(captured), concrete=tuple(concrete.items())))
+    return captured
 
 
 def _climb(job: Job, part: str) -> nn.Module:

@@ -16,6 +16,7 @@ _HINTS = (
     ("non-traceable", "take it out of the custom config"),
     ("wrapped", "give example inputs that reach all of the body"),
     ("does not cover all of its calls", "give the calls the same kind of arguments, or use one module for each"),
+    ("a graph cannot hold", "nothing, if the parts are quantized; else return tensors in tuples, lists or dicts"),
     ("neither a tensor nor a plain value", "pass its tensors in tuples, lists or dicts"),
 )
 

@@ -222,7 +222,13 @@ class _Tracer(fx.Tracer):
                 kwargs = {name: self.create_arg(value) for name, value in fields.items() if value is not None}
                 return self.create_node("call_function", type(a), (), kwargs)
             return self.create_node("call_function", type(a), (super().create_arg(dict(a)),), {})
-        return super().create_arg(a)
+        try:
+            return super().create_arg(a)
+        except NotImplementedError as error:
+            if isinstance(a, (tuple, list, dict, slice)):  # what is in it has been named
+                raise
+            kind = type(a)
+            raise NotImplementedError(f"a graph cannot hold a {kind.__module__}.{kind.__qualname__}") from error
 
 
 def run_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -32,12 +32,16 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tree:
-    """How a model was captured. `num_inputs` and `input_names` are as in RegionState."""
+    """How a model was captured. `num_inputs` and `input_names` are as in RegionState.
+
+    `concrete` are arguments that calibration gives to a model whose Python runs as written.
+    """
 
     method: str
     num_inputs: int | None = None
     input_names: tuple[str, ...] = ()
     left: tuple[Left, ...] = ()
+    concrete: tuple[tuple[str, Any], ...] = ()
 
 
 def set_tree(model: nn.Module, tree: Tree) -> None:
