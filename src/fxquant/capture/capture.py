@@ -22,7 +22,8 @@ from fxquant.capture.attempt import Job, exported, record, symbolic
 from fxquant.capture.batch import batch_size, fixes_batch
 from fxquant.capture.guards import check_same
 from fxquant.capture.inputs import bind, bind_defaults
-from fxquant.capture.piecewise import FEW, piecewise, with_leaves
+from fxquant.capture.opaque import FEW, with_leaves
+from fxquant.capture.piecewise import piecewise
 from fxquant.core.graph import Region, clone_tree, regions
 from fxquant.core.ops import OPS, OpTable
 from fxquant.core.tree import set_tree, tree_of

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
@@ -21,14 +20,14 @@ from fxquant.capture.functional import Spelling, is_weighted_use, put_weights, s
 from fxquant.capture.hints import hint
 from fxquant.capture.inputs import bind
 from fxquant.capture.leaf import is_weighted_leaf, leaf_region
+from fxquant.capture.opaque import FEW, HALF, with_leaves
 from fxquant.capture.origin import reason
+from fxquant.capture.pieces import Piece, put_good
 from fxquant.capture.record import Call, Recording, Use, record_calls
 from fxquant.core.graph import Region, clone_tree, join_path, place_regions
 from fxquant.core.tree import Left, Tree, set_tree, weighted_parts
 from fxquant.errors import CaptureError
 
-FEW, _HALF = 0.1, 0.5  # the share of the weighted ops that may be in opaque modules: of the model, of a part of it
-_MOST_LEAVES = 8  # modules that one region may leave opaque before it is given up
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 log = logging.getLogger("fxquant")
@@ -46,49 +45,11 @@ def piecewise(job: Job, whole: CaptureError | None = None) -> nn.Module:
     return pieces.finish()
 
 
-def with_leaves(job: Job, first: CaptureError, most_parts: float) -> tuple[Region, dict[str, CaptureError]]:
-    """A region in which the modules that fail are calls; with the reason for each. Raises if that does not work.
-
-    `most_parts` is the share of the weighted ops that may be inside of them.
-    """
-    whole = len(weighted_parts(job.model, job.ops))
-    opaque: dict[str, CaptureError] = {}
-    error = first
-    while error.path and len(opaque) < _MOST_LEAVES and error.path not in opaque:
-        failing = job.model.get_submodule(error.path)
-        if isinstance(failing, Region):
-            break
-        same = [path for path, module in job.model.named_modules() if type(module) is type(failing)]
-        opaque.update(dict.fromkeys((error.path, *same), error))
-        if sum(len(weighted_parts(job.model.get_submodule(p), job.ops)) for p in opaque) > most_parts * whole:
-            break
-        names = (*job.leaf_names, *opaque)
-        try:
-            region = symbolic(dataclasses.replace(job, leaf_names=names))
-        except CaptureError as again:
-            error = again
-        else:
-            called = {str(node.target) for node in region.graph.nodes if node.op == "call_module"}
-            return region, {path: why for path, why in opaque.items() if path in called}
-    raise first
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Piece:
-    """A region, put in the place of a module; or regions in the place of some of its parameters (`names`)."""
-
-    path: str
-    module: nn.Module
-    put: Callable[[], None]
-    undo: Callable[[], None]
-    names: tuple[str, ...] = ()
-
-
 class _Pieces:
     def __init__(self, job: Job, tree: nn.Module, recording: Recording, whole: CaptureError | None) -> None:
         self.job, self.tree, self.recording, self.whole = job, tree, recording, whole
         self.left: list[Left] = []
-        self.replaced: dict[str, _Piece] = {}  # by path
+        self.replaced: dict[str, Piece] = {}  # by path
         self.orders: Counter[tuple[str, str]] = Counter()
 
     def visit(self, path: str) -> None:
@@ -190,7 +151,7 @@ class _Pieces:
             parameter = module._parameters[name]
             self._note_others(join_path(path, name), module, parameter, functional[name], spelling)
         put, undo = put_weights(module, sites)
-        self._add(_Piece(path=path, module=module, put=put, undo=undo, names=tuple(sites)))
+        self._add(Piece(path=path, module=module, put=put, undo=undo, names=tuple(sites)))
         return True
 
     def _note_others(
@@ -215,7 +176,7 @@ class _Pieces:
         try:
             region = symbolic(job)
         except CaptureError as error:
-            region, opaque = with_leaves(job, error, FEW if module is self.tree else _HALF)
+            region, opaque = with_leaves(job, error, FEW if module is self.tree else HALF)
         for call in calls[1:]:
             try:
                 found = difference(run(region, call.args, call.kwargs), run(clone_tree(module), call.args, call.kwargs))
@@ -254,9 +215,9 @@ class _Pieces:
     def _put(self, path: str, module: nn.Module, region: Region) -> None:
         region._region.path = path
         put, undo = partial(self._swap, module, region), partial(self._swap, region, module)
-        self._add(_Piece(path=path, module=module, put=put, undo=undo))
+        self._add(Piece(path=path, module=module, put=put, undo=undo))
 
-    def _add(self, piece: _Piece) -> None:
+    def _add(self, piece: Piece) -> None:
         self.replaced[piece.path] = piece
         piece.put()
 
@@ -298,49 +259,30 @@ class _Pieces:
         self.left.append(entry)
 
     def verify(self) -> None:
-        """Compare with the model itself. Regions that make a difference go back to float; they are found by halving."""
-        if self._difference() is None:
-            return
-        pieces = list(self.replaced.values())
+        """Compare with the model itself. Regions that make a difference go back to float."""
+        if self._difference() is not None:
+            self._keep_good(list(self.replaced.values()))
+
+    def _keep_good(self, pieces: list[Piece]) -> None:
         for piece in reversed(pieces):
             piece.undo()
-        self._restore(pieces)
+        put_good(pieces, self._difference, self._look_inside)
 
-    def _restore(self, pieces: list[_Piece]) -> None:
-        """Put back as many regions as keep the outputs."""
-        for piece in pieces:
-            piece.put()
-        found = self._difference()
-        if found is None:
-            return
-        for piece in reversed(pieces):
-            piece.undo()
-        if len(pieces) > 1:
-            middle = len(pieces) // 2
-            self._restore(pieces[:middle])
-            self._restore(pieces[middle:])
-        else:
-            del self.replaced[pieces[0].path]
-            self._look_inside(pieces[0], f"as a region it changes the outputs of the model: {found}")
-
-    def _look_inside(self, piece: _Piece, why: str) -> None:
+    def _look_inside(self, piece: Piece, difference: str) -> None:
         """Smaller regions in the place of one that does not work in the code around it."""
         path, module = piece.path, piece.module
+        why = f"as a region it changes the outputs of the model: {difference}"
+        del self.replaced[path]
         if is_weighted_leaf(module, self.job.ops):
             self._leave(path, module, why)
-            return
-        for name in piece.names:
-            self._note(join_path(path, name), module, why, weighted=1)
-        if piece.names:
-            return
-        before = set(self.replaced)
-        self._note(path, module, why)
-        self._descend(path)
-        pieces = [inner for at, inner in self.replaced.items() if at not in before]
-        for inner in reversed(pieces):
-            inner.undo()
-        if pieces:
-            self._restore(pieces)
+        elif piece.names:
+            for name in piece.names:
+                self._note(join_path(path, name), module, why, weighted=1)
+        else:
+            before = set(self.replaced)
+            self._note(path, module, why)
+            self._descend(path)
+            self._keep_good([inner for at, inner in self.replaced.items() if at not in before])
 
     def _difference(self) -> str | None:
         args, kwargs = self.job.call()
