@@ -158,19 +158,23 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def build(name: str) -> Built:
-    """A model of `entries`, with batch norms that know the ranges of its activations, as a trained one does."""
+    """A model of `entries`; batch norms that a random signal would fade in know its range, as trained ones do."""
     model, args, kwargs = entries()[name]()
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = 1.0  # what is seen now
-        norm.train()
+    hooks = [norm.register_forward_pre_hook(_keep_signal) for norm in norms]
     with torch.no_grad():
         model(*args, **kwargs)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-        norm.eval()
+    for hook in hooks:
+        hook.remove()
     return model, args, kwargs
+
+
+def _keep_signal(norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+    dims = [dim for dim in range(args[0].dim()) if dim != 1]
+    var = args[0].var(dims, correction=0)
+    if var.mean() < 1e-2:
+        norm.running_mean.copy_(args[0].mean(dims))
+        norm.running_var.copy_(var)
 
 
 def entries() -> dict[str, Callable[[], Built]]:
