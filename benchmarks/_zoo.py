@@ -216,7 +216,7 @@ def _detection(name: str) -> Built:
     _detection_kernels()
     from torchvision import models
 
-    options = {} if "320" in name else {"min_size": 128, "max_size": 160}
+    options = {} if "320" in name else {"min_size": 128, "max_size": 160, "score_thresh": 0.0}
     model = models.get_model(name, weights=None, weights_backbone=None, num_classes=5, **options).eval()
     return model, ([torch.rand(3, 128, 128), torch.rand(3, 96, 128)],), {}
 

@@ -1,8 +1,9 @@
 """How many architectures from torchvision, timm and transformers come out quantized, beside torch.ao FX.
 
 For each: captured how, the share of weighted ops in int8, output SQNR against float, seconds to quantize, and whether
-torch.ao's FX mode runs at all. Random weights and small configurations: this measures coverage, not accuracy. Each
-model runs in a process of its own, so that one that crashes costs one row.
+torch.ao's FX mode runs at all. Random weights and small configurations: this measures coverage, not accuracy (what a
+detection model with random weights picks changes with the smallest rounding). The prepared model is compared with
+float, too, before anything is rounded. Each model runs in a process of its own, so that one that crashes costs one row.
 """
 
 from __future__ import annotations
@@ -124,14 +125,15 @@ def in_process(name: str, timeout: int) -> dict[str, Any]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     table = Table(title="Architectures quantized", title_justify="left")
-    for column in ("model", "captured", "weighted ops in int8", "SQNR, dB", "seconds", "torch.ao FX, dB"):
+    columns = ("model", "captured", "weighted ops in int8", "prepared, dB", "SQNR, dB", "seconds", "torch.ao FX, dB")
+    for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         if "error" in row:
-            table.add_row(row["name"], f"[red]{row['error']}", "", "", "", row.get("torch_ao", ""))
+            table.add_row(row["name"], f"[red]{row['error']}", "", "", "", "", row.get("torch_ao", ""))
         else:
-            cells = (f"{row['share']:.0%}", f"{row['sqnr']:.1f}", f"{row['seconds']:.1f}", row["torch_ao"])
-            table.add_row(row["name"], row["how"], *cells)
+            numbers = (f"{row['prepared']:.0f}", f"{row['sqnr']:.1f}", f"{row['seconds']:.1f}")
+            table.add_row(row["name"], row["how"], f"{row['share']:.0%}", *numbers, row["torch_ao"])
     console = Console(width=150)
     console.print(table)
     done = [row for row in rows if "error" not in row]
