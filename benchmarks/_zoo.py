@@ -157,6 +157,26 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+def build(name: str) -> Built:
+    """A model of `entries`; batch norms that a random signal would fade in know its range, as trained ones do."""
+    model, args, kwargs = entries()[name]()
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(_keep_signal) for norm in norms]
+    with torch.no_grad():
+        model(*args, **kwargs)
+    for hook in hooks:
+        hook.remove()
+    return model, args, kwargs
+
+
+def _keep_signal(norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+    dims = [dim for dim in range(args[0].dim()) if dim != 1]
+    var = args[0].var(dims, correction=0)
+    if var.mean() < 1e-2:
+        norm.running_mean.copy_(args[0].mean(dims))
+        norm.running_var.copy_(var)
+
+
 def entries() -> dict[str, Callable[[], Built]]:
     """Name -> what builds the model and its inputs."""
     found: dict[str, Callable[[], Built]] = {}
@@ -196,7 +216,8 @@ def _detection(name: str) -> Built:
     _detection_kernels()
     from torchvision import models
 
-    model = models.get_model(name, weights=None, weights_backbone=None, num_classes=5).eval()
+    options = {} if "320" in name else {"min_size": 128, "max_size": 160, "score_thresh": 0.0}
+    model = models.get_model(name, weights=None, weights_backbone=None, num_classes=5, **options).eval()
     return model, ([torch.rand(3, 128, 128), torch.rand(3, 96, 128)],), {}
 
 

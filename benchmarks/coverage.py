@@ -1,13 +1,15 @@
 """How many architectures from torchvision, timm and transformers come out quantized, beside torch.ao FX.
 
 For each: captured how, the share of weighted ops in int8, output SQNR against float, seconds to quantize, and whether
-torch.ao's FX mode runs at all. Random weights and small configurations: this measures coverage, not accuracy. Each
-model runs in a process of its own, so that one that crashes costs one row.
+torch.ao's FX mode runs at all. Random weights and small configurations: this measures coverage, not accuracy (what a
+detection model with random weights picks changes with the smallest rounding). The prepared model is compared with
+float, too, before anything is rounded. Each model runs in a process of its own, so that one that crashes costs one row.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import math
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
-from _zoo import entries
+from _zoo import build, entries
 from fxquant.numerics.affine import sqnr_db
 
 
@@ -43,18 +45,24 @@ def worst_sqnr(expected: Any, actual: Any) -> float:
 
 def measure(name: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    model, args, kwargs = entries()[name]()
+    model, args, kwargs = build(name)
     row: dict[str, Any] = {"name": name}
     with torch.no_grad():
         expected = model(*args, **kwargs)
-    start = time.perf_counter()
+    times = [time.perf_counter()]
     try:
-        quantized = fq.quantize(model, [args or kwargs], example_inputs=args, example_kwargs=kwargs)
-        row["seconds"] = time.perf_counter() - start
+        prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), args, example_kwargs=kwargs)
+        times.append(time.perf_counter())
+        with torch.no_grad():  # what calibrates, and shows that nothing changed yet
+            row["prepared"] = worst_sqnr(expected, prepared(*args, **kwargs))
+        times.append(time.perf_counter())
+        quantized = fq.convert_fx(prepared)
+        times.append(time.perf_counter())
         with torch.no_grad():
             row["sqnr"] = worst_sqnr(expected, quantized(*args, **kwargs))
-        account = fq.explain(quantized)
-        row["share"] = account.int8_share
+        row["seconds"] = times[-1] - times[0]
+        row["stages"] = [round(after - before, 1) for before, after in itertools.pairwise(times)]
+        row["share"] = fq.explain(quantized).int8_share
         row["how"] = captured_how(quantized)
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
@@ -117,14 +125,15 @@ def in_process(name: str, timeout: int) -> dict[str, Any]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     table = Table(title="Architectures quantized", title_justify="left")
-    for column in ("model", "captured", "weighted ops in int8", "SQNR, dB", "seconds", "torch.ao FX, dB"):
+    columns = ("model", "captured", "weighted ops in int8", "prepared, dB", "SQNR, dB", "seconds", "torch.ao FX, dB")
+    for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         if "error" in row:
-            table.add_row(row["name"], f"[red]{row['error']}", "", "", "", row.get("torch_ao", ""))
+            table.add_row(row["name"], f"[red]{row['error']}", "", "", "", "", row.get("torch_ao", ""))
         else:
-            cells = (f"{row['share']:.0%}", f"{row['sqnr']:.1f}", f"{row['seconds']:.1f}", row["torch_ao"])
-            table.add_row(row["name"], row["how"], *cells)
+            numbers = (f"{row['prepared']:.0f}", f"{row['sqnr']:.1f}", f"{row['seconds']:.1f}")
+            table.add_row(row["name"], row["how"], f"{row['share']:.0%}", *numbers, row["torch_ao"])
     console = Console(width=150)
     console.print(table)
     done = [row for row in rows if "error" not in row]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.errors import ConfigError, StageError
+from fxquant.errors import ConfigError, InputError, StageError
 from fxquant.numerics.affine import sqnr_db
 
 MAPPING = fq.get_default_qconfig_mapping("x86")
@@ -51,6 +52,18 @@ def test_integers_cross_the_boundary(inputs: list[int], outputs: list[int], engi
     for index, (ours, theirs) in enumerate(zip(results, model(*data[0]), strict=True)):
         assert ours.dtype == (torch.uint8 if index in outputs else torch.float32)
         assert sqnr_db(theirs, grids.output(index).dequantize(ours) if index in outputs else ours) > 25
+
+
+@pytest.mark.parametrize("engine", ["reference", "onednn"])
+def test_floats_are_refused_where_integers_are_wanted(engine: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8)
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,), {"input_quantized_indexes": [0]})
+    prepared(x)
+    converted = fq.convert_fx(prepared, engine=engine)
+    with pytest.raises(InputError, match=r"input 0 is torch\.float32, but the model takes torch\.uint8"):
+        converted(x)
+    with pytest.raises(InputError, match="boundary_qparams"):
+        converted(input=x)
 
 
 def test_the_grids_travel_with_copies() -> None:

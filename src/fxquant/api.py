@@ -31,6 +31,7 @@ def quantize(
     qconfig_mapping: Any = None,
     example_inputs: Any = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    concrete_args: Mapping[str, Any] | None = None,
     target: Target | str | None = None,
     method: Method = "auto",
     num_batches: int | None = None,
@@ -71,6 +72,7 @@ def quantize(
                 target=wanted,
                 method=method,
                 strict=strict,
+                concrete_args=concrete_args,
             )
         finally:
             model.train(was_training)

@@ -25,6 +25,7 @@ from fxquant.core.config_forms import closest
 from fxquant.core.custom_config import PrepareCustomConfig, Standalone
 from fxquant.core.graph import Region, class_name, clone_tree, join_path, place_regions, regions, user_class
 from fxquant.core.mapping import Rules, Site
+from fxquant.core.plan import LEFT_ALONE
 from fxquant.errors import ConfigError
 from fxquant.modules.substitute import FORMS, substitute
 from fxquant.passes.custom_modules import observe_custom, quant_type_of
@@ -67,9 +68,12 @@ def assemble(
     *,
     method: Method,
     strict: bool,
+    concrete: Mapping[str, Any] | None = None,
 ) -> Assembled:
     """Capture a model (which is not changed) under a custom config."""
-    job = _Assembly(model=model, rules=rules, custom=custom, method=method, strict=strict)
+    job = _Assembly(
+        model=model, rules=rules, custom=custom, method=method, strict=strict, concrete=dict(concrete or {})
+    )
     captured = job.run(args, dict(kwargs))
     place_regions(captured)
     return Assembled(model=captured, scopes=(Scope(path="", model=model, rules=rules, custom=custom), *job.inner))
@@ -84,6 +88,7 @@ class _Assembly:
     custom: PrepareCustomConfig
     method: Method
     strict: bool
+    concrete: dict[str, Any] = field(default_factory=dict)
     path: str = ""
     outer: tuple[tuple[str, str], ...] = ()
     inner: list[Scope] = field(default_factory=list)
@@ -98,18 +103,18 @@ class _Assembly:
         self._shut(tree)
         self.named = {m for path, m in tree.named_modules() if path in self.custom.standalone_module_names}
         self.leaves = list(self.custom.non_traceable_module_classes)
-        seen = watch_calls(tree, args, kwargs, self._is_wanted)
-        self._standalone(tree, seen)
+        watch = watch_calls(tree, args, {**kwargs, **self.concrete}, self._is_wanted)
+        self._standalone(tree, watch.seen)
         self._observe(tree)
-        found = list(self._stock_forms(tree, seen))
-        before = {module: seen[module].call for module in found}
+        found = list(self._stock_forms(tree, watch.seen))
+        before = {module: watch.seen[module].call for module in found}
         tree, after = substitute(tree, found)
         if found:
-            seen = watch_calls(tree, args, kwargs, self._is_wanted)
+            watch = watch_calls(tree, args, {**kwargs, **self.concrete}, self._is_wanted)
         if self.method != "export":
             paths = {module: path for path, module in tree.named_modules()}
-            capture_bodies(tree, seen, self._is_open, lambda m, a, k: self._capture(m, a, k, paths[m], "auto"))
-        self._update_regions(tree, seen, {after[module]: call for module, call in before.items()})
+            capture_bodies(tree, watch, self._is_open, lambda m, a, k: self._capture(m, a, k, paths[m], "auto"))
+        self._update_regions(tree, watch.seen, {after[module]: call for module, call in before.items()})
         return self._capture(tree, args, kwargs, "", self.method)
 
     def _capture(
@@ -125,6 +130,8 @@ class _Assembly:
             method=method,
             leaf_names=[name for name in inside if name in present],
             leaf_classes=self.leaves,
+            part=join_path(self.path, path),
+            concrete=self.concrete if not path else None,
         )
 
     def _check_names(self) -> None:
@@ -151,6 +158,8 @@ class _Assembly:
         for path, module in tree.named_modules(remove_duplicate=False):
             if path in self.custom.non_traceable_module_names or (classes and isinstance(module, classes)):
                 self.shut.update(module.modules())
+        for module in self.shut:
+            module.__dict__[LEFT_ALONE] = True  # also stock modules, which are calls in any case
 
     def _is_open(self, module: nn.Module) -> bool:
         return module not in self.shut

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import logging
 import warnings
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from torch import Tensor, fx, nn
 
 from fxquant.assemble import Assembled, Scope, assemble
 from fxquant.capture import Method, capture
+from fxquant.core.config_forms import closest
 from fxquant.core.custom_config import (
     ConvertCustomConfig,
     FuseCustomConfig,
@@ -39,7 +41,7 @@ from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.passes.annotate import annotate
 from fxquant.passes.bias_correct import correct_biases, watch_means
 from fxquant.passes.boundary import connect_regions, open_boundary, quantize_boundary
-from fxquant.passes.candidates import same_op, sites
+from fxquant.passes.candidates import is_left_alone, same_op, sites
 from fxquant.passes.convert import convert
 from fxquant.passes.convert_weights import Tied
 from fxquant.passes.custom_modules import mark_custom, quantize_custom
@@ -83,6 +85,7 @@ def prepare_fx(
     *,
     prepare_custom_config_dict: Mapping[str, Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    concrete_args: Mapping[str, Any] | None = None,
     target: Target | str | None = None,
     method: Method = "auto",
     strict: bool = True,
@@ -90,7 +93,8 @@ def prepare_fx(
     """Capture a model in eval mode, fold batch norms, and insert observers where its rules ask for int8.
 
     `qconfig_mapping` is a QConfigMapping, a qconfig_dict, a callable `(name, kind, op) -> QConfig | "float" | None`, or
-    a tuple of such. Run data through the result (`calibrate`), then `convert_fx` it. The model itself is not changed.
+    a tuple of such. `concrete_args` fixes plain arguments of `forward`, by name. Run data through the result
+    (`calibrate`), then `convert_fx` it. The model itself is not changed.
     """
     _refuse_backend_config(backend_config)
     if _equalization_config is not None:
@@ -107,8 +111,9 @@ def prepare_fx(
     custom = as_prepare_config(_either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config"))
     check_preserved(model, custom.preserved_attributes, "prepare_fx")
     args, kwargs = _examples(example_inputs, example_kwargs)
+    _check_concrete(model, concrete_args or {}, args, kwargs)
     hardware = by_name(target)
-    assembled = assemble(model, args, kwargs, rules, custom, method=method, strict=strict)
+    assembled = assemble(model, args, kwargs, rules, custom, method=method, strict=strict, concrete=concrete_args)
     prepared = assembled.model
     _check_boundaries(assembled)
     scopes = {id(region): scope for region, scope in assembled.regions()}
@@ -233,11 +238,26 @@ def _examples(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any,
     return tuple(inputs), dict(kwargs or {})
 
 
+def _check_concrete(
+    model: nn.Module, concrete: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    parameters = list(inspect.signature(model.forward).parameters)
+    for name, value in concrete.items():
+        if name not in parameters:
+            raise ConfigError(f"concrete_args: forward has no argument {name!r}.{closest(name, parameters)}")
+        if name in kwargs or name in parameters[: len(args)]:
+            raise ConfigError(f"concrete_args: {name!r} is among the example inputs too. Give it once.")
+        if isinstance(value, Tensor):
+            raise ConfigError(
+                f"concrete_args: {name!r} is a tensor, which is no fixed value. Give it as example input."
+            )
+
+
 def _fusion_allowed(region: Region, rules: Rules) -> Any:
     known = sites(region, OPS)
 
     def allowed(node: fx.Node) -> bool:
-        return rules.choose(known[node]).qconfig is not None
+        return rules.choose(known[node]).qconfig is not None and not is_left_alone(node, region)
 
     return allowed
 

@@ -124,3 +124,26 @@ def test_multi_head_attention_is_flattened_to_linears() -> None:
     region = capture(layer, (torch.randn(2, 5, 8),), method="export")
     x = torch.randn(3, 7, 8)
     assert torch.allclose(region(x), layer(x), atol=1e-6)
+
+
+class Positive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.out = nn.Linear(4, 4), nn.Linear(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc(x)
+        return self.out(x[x > 0].unsqueeze(1))
+
+
+def test_sizes_that_depend_on_data_stay_free() -> None:
+    model = Positive().eval()
+    region = capture(model, (torch.randn(8, 4),), method="export")
+    for _ in range(3):
+        x = torch.randn(8, 4)
+        assert torch.equal(region(x), model(x))
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_trying_sizes_of_one_warns_of_nothing() -> None:
+    capture(nn.Sequential(nn.InstanceNorm1d(4)).eval(), (torch.randn(2, 4, 8),), method="export")

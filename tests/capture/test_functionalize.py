@@ -73,7 +73,19 @@ def sizes(m: nn.Module, x: Tensor) -> Tensor:
     return x.reshape(k, -1) * n
 
 
-PRIVATE = [method_call, operator_call, flag, module_flag, view_not_read_again, several, sizes]
+def view_turned(m: nn.Module, x: Tensor) -> Tensor:
+    y = x.view(4, -1)
+    y.t_()
+    return y @ x.reshape(4, -1) + x.sum()
+
+
+def needs_no_grad(m: nn.Module, x: Tensor) -> Tensor:
+    return x.detach().requires_grad_(False) + 1
+
+
+PRIVATE = [
+    *(method_call, operator_call, flag, module_flag, view_not_read_again, several, sizes, view_turned, needs_no_grad),
+]
 
 
 def base_read_again(m: nn.Module, x: Tensor) -> Tensor:
@@ -134,6 +146,17 @@ def test_private_memory_is_not_mutated_any_more(body: Callable[..., Tensor], met
     region.graph.eliminate_dead_code()
     region.recompile()
     x = torch.randn(3, 4)
+    assert torch.equal(region(x), model(x))
+
+
+def test_turning_a_tensor_turns_what_is_that_tensor() -> None:
+    def body(m: nn.Module, x: Tensor) -> Tensor:
+        y = x.contiguous()  # x itself
+        y.t_()
+        return x.sum(0) + y.sum(0)
+
+    model, x = Of(body), torch.randn(3, 4)
+    region = capture(model, (x,), method="symbolic")
     assert torch.equal(region(x), model(x))
 
 

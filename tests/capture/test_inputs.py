@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fxquant as fq
 from fxquant.capture import InputError, capture
 from fxquant.capture.capture import Method
 from fxquant.capture.compare import difference
-from fxquant.errors import CaptureError
+from fxquant.errors import CaptureError, ConfigError
 
+MAPPING = fq.get_default_qconfig_mapping()
 both = pytest.mark.parametrize("method", ["symbolic", "export"])
 
 
@@ -210,3 +212,46 @@ def test_an_argument_that_no_graph_can_hold() -> None:
 
     with pytest.raises(CaptureError, match="argument 'thing' is a Thing"):
         capture(Takes(), (t(), Thing()), method="symbolic")
+
+
+class Switched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, double: bool = False, times: int = 1) -> Tensor:
+        for _ in range(times):
+            x = self.fc(x)
+        return x * 2 if double else self.other(x)
+
+
+class SwitchedByData(Switched):
+    def forward(self, x: Tensor, double: bool = False, times: int = 1) -> Tensor:
+        return super().forward(x if x.sum() > 0 else -x, double, times)
+
+
+@pytest.mark.parametrize("method", ["symbolic", "export"])
+def test_concrete_args_are_fixed_and_need_not_be_given(method: Method) -> None:
+    model, x = Switched().eval(), torch.randn(3, 4)
+    prepared = fq.prepare_fx(model, MAPPING, (x,), concrete_args={"double": True, "times": 2}, method=method)
+    assert torch.equal(prepared(x), model(x, True, 2))
+    assert torch.equal(prepared(x, double=True), model(x, True, 2))
+    with pytest.raises(InputError, match="'double' was True"):
+        prepared(x, double=False)
+
+
+def test_concrete_args_reach_calibration_in_code_that_does_not_trace() -> None:
+    model, x = SwitchedByData().eval(), torch.randn(3, 4)
+    quantized = fq.quantize(model, [x], concrete_args={"double": True})
+    assert {row.path: row.status for row in fq.explain(quantized)} == {"fc": "int8", "other": "float"}
+    assert quantized(x, double=True).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("concrete", "message"),
+    [({"doubel": True}, "Closest: 'double'"), ({"x": 1}, "Give it once"), ({"times": torch.ones(1)}, "is a tensor")],
+    ids=["unknown", "given", "tensor"],
+)
+def test_concrete_args_that_cannot_be(concrete: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fq.prepare_fx(Switched().eval(), MAPPING, (torch.randn(3, 4),), concrete_args=concrete)

@@ -125,6 +125,19 @@ def test_one_line_says_that_the_whole_does_not_trace_and_where(caplog: pytest.Lo
     assert any("weighted ops quantized" in r.getMessage() for r in caplog.records)
 
 
+def test_an_output_that_no_graph_can_hold_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Cache:
+        def __init__(self, keys: Tensor) -> None:
+            self.keys = keys
+
+    model = Body(lambda x: {"y": x, "cache": [Cache(x)]}).eval()
+    with caplog.at_level(logging.INFO, logger="fxquant"):
+        prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (torch.randn(2, 4),))
+    (line,) = [r.getMessage() for r in caplog.records if "FX trace of the entire model failed" in r.getMessage()]
+    assert "test_ladder.py:" in line and "cannot hold a" in line and "Cache" in line
+    assert isinstance(prepared(torch.randn(2, 4))["cache"][0], Cache)
+
+
 def test_a_whole_trace_says_nothing_of_the_kind(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="fxquant"):
         fq.prepare_fx(Body(lambda x: x * 2).eval(), fq.get_default_qconfig_mapping(), (torch.randn(2, 4),))
@@ -155,6 +168,29 @@ def test_a_few_modules_that_fail_are_calls_in_one_graph_with_regions_inside() ->
     explanation = fq.explain(fq.convert_fx(prepared))
     assert explanation.int8_share == 1.0
     assert [(left.path, left.module) for left in explanation.left] == [("gate", "Body")]
+
+
+class ByRow(Body):
+    """A loop over the batch, in code that traces."""
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.stack([self.fc(row) for row in x])
+
+
+def test_a_rung_that_holds_for_any_batch_comes_first(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ByRow(lambda x: x).eval()
+    with caplog.at_level(logging.INFO, "fxquant"):
+        prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (torch.randn(2, 4),))
+    assert caplog.text.count("FX trace of the entire model holds for a batch of 2 only") == 1
+    assert not capsys.readouterr().err
+    for size in (1, 2, 5):
+        x = torch.randn(size, 4)
+        assert torch.equal(prepared(x), model(x))
+    (left,) = (left for left in fq.explain(prepared).left if not left.path)
+    assert "test_ladder.py" in left.where and "batch" in left.hint
+    assert isinstance(capture(model, (torch.randn(2, 4),), method="symbolic"), Region)
 
 
 def test_methods_by_name() -> None:

@@ -224,6 +224,24 @@ def test_export_finds_the_stock_module_again(module: nn.Module, shape: tuple[int
     assert list(region.state_dict()) == list(model.state_dict())
 
 
+class NormOnInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.rand(3)), nn.Parameter(torch.rand(3))
+        self.register_buffer("mean", torch.rand(3))
+        self.register_buffer("var", torch.rand(3) + 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.batch_norm(x, self.mean, self.var, self.scale, self.shift, self.training)
+        return F.dropout1d(x, 0.2, self.training)
+
+
+@both
+def test_functions_on_an_input_know_its_rank(method: Method) -> None:
+    region = capture(NormOnInput().eval(), (torch.randn(2, 3, 8),), method=method)
+    assert [cls for _, cls in modules(region)] == [nn.BatchNorm1d, nn.Dropout1d]
+
+
 class Dropouts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.dropout(x, 0.3, self.training)

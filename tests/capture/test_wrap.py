@@ -201,6 +201,14 @@ def test_a_wrapped_class_is_a_leaf_whose_modules_are_quantized() -> None:
     assert torch.isfinite(converted(x - 1000)).all()  # the arm that no example took
 
 
+def test_the_arm_of_a_body_that_no_example_took_is_int8_if_data_comes_by() -> None:
+    model, x = Routed().eval(), torch.randn(4, 8)
+    other = max((x - 10000, x + 10000), key=lambda y: -float(model.inner(y).mean()))
+    prepared = fq.calibrate(fq.prepare_fx(model, MAPPING, (x,)), [x, other])
+    assert fq.explain(prepared).int8_share == 1.0
+    assert {"router.left.0", "router.right"} <= int8_paths(fq.convert_fx(prepared))
+
+
 def test_a_module_used_inside_and_outside_a_body_is_one_region() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """How each spelling of the op table is called: samples per kind, for `test_ops.py`.
 
 A spelling has a name: `nn.ReLU`, `nn.ReLU(inplace)`, `F.relu`, `F.relu(inplace)`, `torch.relu`, `operator.add`,
-`.relu_` (a method), `packet.relu` (`torch.ops.aten.relu`), `aten.relu.default` (an overload). Samples are found by it.
+`.relu_` (a method), `x.T` (an attribute), `packet.relu` (`torch.ops.aten.relu`), `aten.relu.default` (an overload).
+Samples are found by it.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ def spellings(row: Op) -> Iterator[Spelling]:
     for method in row.methods:
         make = partial(_same, partial(_call_method, method))
         yield Spelling(kind=row.kind, name=f".{method}", make=make, is_in_place=method in twins)
+    for attribute in row.attributes or {}:
+        yield Spelling(kind=row.kind, name=f"x.{attribute}", make=partial(_same, operator.attrgetter(attribute)))
     for packet_name in row.aten:
         packet = getattr(torch.ops.aten, packet_name)
         in_place = packet_name.endswith("_")
@@ -523,8 +526,8 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
         Sample(call=lambda f, x, own: f(x, 1, 2)),
         Sample(of="*.permute *.permute.*", call=lambda f, x, own: f(x, (0, 2, 1, 3))),
         Sample(of=".permute", call=lambda f, x, own: f(x, 0, 2, 1, 3)),
-        Sample(of="*.adjoint *.adjoint.* aten.m?.* packet.m?"),
-        Sample(of="*.t *.t.* *.t_ *.t_.* *.numpy_T* *.matrix_H*", layout="rows"),
+        Sample(of="*.adjoint *.adjoint.* aten.m?.* packet.m? x.m?"),
+        Sample(of="*.t *.t.* *.t_ *.t_.* *.numpy_T* *.matrix_H* x.T x.H", layout="rows"),
         Sample(of="aten.move*.intlist", call=lambda f, x, own: f(x, [1], [2])),
     ),
     "squeeze": (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fxquant as fq
 from fxquant.core.custom_config import PrepareCustomConfig, as_prepare_config, as_quant_type
 from fxquant.core.graph import Region, regions
-from fxquant.errors import ConfigError
+from fxquant.errors import CaptureError, ConfigError
 from fxquant.numerics.affine import sqnr_db
 
 MAPPING = fq.get_default_qconfig_mapping("x86")
@@ -77,6 +77,45 @@ def test_a_non_traceable_class_is_a_float_leaf_everywhere() -> None:
         model, MAPPING, (data[0],), prepare_custom_config_dict={"non_traceable_module_class": [Block]}
     )
     assert called(prepared) == ["first", "middle", "last"]
+
+
+@pytest.mark.parametrize("method", ["auto", "symbolic", "piecewise"])
+def test_a_non_traceable_module_is_left_alone_by_every_method(method: Any) -> None:
+    model, data = net()
+    config = {"non_traceable_module_name": "middle"}
+    account = fq.explain(fq.prepare_fx(model, MAPPING, (data[0],), config, method=method))
+    assert not any(row.path.startswith("middle.") for row in account)
+    (left,) = account.left
+    assert (left.path, left.module) == ("middle", "Block")
+    assert "non-traceable" in left.reason and __file__ in left.where and "custom config" in left.hint
+
+
+def test_a_non_traceable_module_in_code_that_does_not_trace_is_left_alone() -> None:
+    class Branching(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x if x.sum() > 0 else -x)
+
+    model, data = Branching().eval(), torch.randn(2, 8)
+    account = fq.explain(fq.prepare_fx(model, MAPPING, (data,), {"non_traceable_module_name": "middle"}))
+    assert account.method == "piecewise"
+    assert "middle" in {left.path for left in account.left}
+    assert not any(row.path.startswith("middle") for row in account)
+
+
+@pytest.mark.parametrize("named", [{"non_traceable_module_name": "last"}, {"non_traceable_module_class": nn.Linear}])
+def test_a_stock_module_can_be_left_alone(named: Any) -> None:
+    model, data = net()
+    account = {row.path: row for row in fq.explain(fq.prepare_fx(model, MAPPING, (data[0],), named))}
+    assert (account["last"].status, account["last"].reason) == ("float", "non-traceable, by the custom config")
+    assert account["first.fc"].status == ("int8" if "non_traceable_module_name" in named else "float")
+
+
+def test_export_refuses_to_leave_a_module_alone() -> None:
+    model, data = net()
+    with pytest.raises(CaptureError, match="would take 'middle' apart"):
+        fq.prepare_fx(model, MAPPING, (data[0],), {"standalone_module_name": [("middle",)]}, method="export")
+    with pytest.raises(CaptureError, match="looks into every module"):
+        fq.prepare_fx(model, MAPPING, (data[0],), {"non_traceable_module_name": "middle"}, method="export")
 
 
 def test_a_non_traceable_lstm_stays_stock() -> None:
@@ -223,6 +262,21 @@ def test_integers_between_a_standalone_module_and_its_parent() -> None:
 # custom modules
 
 
+class Gated(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def test_a_standalone_module_that_does_not_trace_gives_its_own_account(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = Net().eval(), torch.randn(4, 8)
+    model.middle = Gated().eval()
+    with caplog.at_level("INFO", "fxquant"):
+        account = fq.explain(fq.prepare_fx(model, MAPPING, (x,), {"standalone_module_name": [("middle",)]}))
+    assert account.int8_share == 1.0
+    assert [(left.path, left.module) for left in account.left] == [("middle", "Gated")]
+    assert "entire model" not in caplog.text
+
+
 class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -289,6 +343,20 @@ def test_a_custom_module_is_observed_and_quantized(mode: str, form: str) -> None
     assert sqnr_db(model(data[0]), converted(data[0])) > 25
     with pytest.raises(ConfigError, match="names no quantized class"):
         fq.convert_fx(prepared)
+
+
+def test_a_custom_module_in_code_that_does_not_trace_keeps_its_state() -> None:
+    class Branching(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x if x.sum() > 0 else -x)
+
+    config = PrepareCustomConfig().set_float_to_observed_mapping(Scale, ObservedScale)
+    x = torch.randn(4, 8)
+    prepared = fq.prepare_fx(Branching(nn.Linear(8, 8), Scale()).eval(), MAPPING, (x,), config)
+    prepared(x)
+    assert prepared.get_submodule("1").largest > 0
+    root = next(left for left in fq.explain(prepared).left if not left.path)
+    assert "control flow" in root.reason  # not that a call changes the custom module
 
 
 def test_a_rule_can_leave_a_custom_module_in_float() -> None:

@@ -46,6 +46,13 @@ def test_other_modes(mode: str, tmp_path: Path) -> None:
     assert torch.equal(fq.load(fq.save(quantized, tmp_path / "m.safetensors"))(x), quantized(x))
 
 
+def test_modules_with_absent_tensors(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4), nn.Conv2d(4, 8, 3), nn.LayerNorm(4, bias=False))
+    x = torch.randn(2, 3, 8, 8)
+    quantized = fq.quantize(model.eval(), [x])
+    assert torch.equal(fq.load(fq.save(quantized, tmp_path / "m.safetensors"))(x), quantized(x))
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     torch.manual_seed(0)

@@ -15,8 +15,9 @@ from fxquant.core.ops import OpTable
 
 # attributes and methods of a tensor that return plain values
 _NUMBERS = frozenset(("shape", "dtype", "device", "ndim", "size", "dim", "numel", "stride"))
-# kinds of the op table that may return their input or a view of it
-_VIEWS = frozenset({"reshape", "permute", "squeeze", "slice", "split", "expand", "identity", "dropout"})
+# kinds of the op table that may return a view of their input, and those that may return the input itself
+VIEWS = frozenset({"reshape", "permute", "squeeze", "slice", "split", "expand"})
+_SAME = frozenset({"identity", "dropout"})
 
 
 def _schema_aliases(name: str) -> bool | None:
@@ -34,7 +35,7 @@ def may_alias_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))
         if op is not None:
-            return op.kind in _VIEWS or bool(getattr(module, "inplace", False))
+            return op.kind in VIEWS | _SAME or bool(getattr(module, "inplace", False))
         return not type(module).__module__.startswith("torch.nn") or bool(getattr(module, "inplace", False))
     if op is not None and op.kind in ("dropout", "identity", "cast"):
         return True
@@ -43,7 +44,7 @@ def may_alias_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
         return True
     known = _schema_aliases(name.strip("_") if name.startswith("__") else name)
     if known is None:
-        return op is None or op.kind in _VIEWS
+        return op is None or op.kind in VIEWS | _SAME
     return known
 
 
@@ -56,10 +57,21 @@ def _is_plain(node: fx.Node, plain: set[fx.Node]) -> bool:
     return bool(sources) and node.meta.get("tensor") is None and all(source in plain for source in sources)
 
 
-class AliasSets:
-    """Union of nodes that may share memory."""
+def may_be_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
+    """Whether a node's result may be one of its inputs, the same tensor and no view of it."""
+    op = ops.of_node(node, root)
+    flattens = "flatten" in str(getattr(node.target, "__name__", node.target)) or node.op == "call_module"
+    fresh = op is not None and op.kind in VIEWS and not flattens  # x.flatten() is x, if x is flat
+    return not fresh and may_alias_input(node, root, ops)
 
-    def __init__(self, graph: fx.Graph, root: nn.Module, ops: OpTable, mutates: dict[fx.Node, fx.Node]) -> None:
+
+class AliasSets:
+    """Union of nodes that may share memory; without `views`, of nodes that may be the same tensor."""
+
+    def __init__(
+        self, graph: fx.Graph, root: nn.Module, ops: OpTable, mutates: dict[fx.Node, fx.Node], views: bool = True
+    ) -> None:
+        may_join = may_alias_input if views else may_be_input
         self._parent: dict[fx.Node, fx.Node] = {}
         by_attribute: dict[Any, fx.Node] = {}
         plain: set[fx.Node] = set()  # sizes and other numbers, which share no memory
@@ -73,7 +85,7 @@ class AliasSets:
                 continue
             if node in mutates:
                 self._join(node, mutates[node])  # an in-place op returns what it mutates
-            elif node.users and may_alias_input(node, root, ops):
+            elif node.users and may_join(node, root, ops):
                 for source in node.all_input_nodes:
                     if source not in plain:
                         self._join(node, source)

@@ -7,7 +7,7 @@ The tracer takes a Region for a leaf, so what becomes a region here, before the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from fxquant.capture.compare import copy_inputs, evaluating, untouched
 from fxquant.capture.leaf import is_weighted_leaf, leaf_region
 from fxquant.capture.record import Call
-from fxquant.capture.wrap import intercepting, is_wrapped
+from fxquant.capture.wrap import has_wrapped_method, intercepting, is_wrapped
 from fxquant.core.graph import Region
 from fxquant.core.ops import OPS
 from fxquant.core.tree import weighted_parts
@@ -35,9 +35,12 @@ class Seen:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Watch:
+class Watch:
+    """The modules that a run called; of those that are wanted or inside wrapped bodies, the first call of each."""
+
     wanted: Callable[[nn.Module], bool]
     seen: dict[nn.Module, Seen] = field(default_factory=dict)
+    called: set[nn.Module] = field(default_factory=set)
     depth: int = 0
 
     def intercept(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -49,6 +52,7 @@ class _Watch:
             self.depth -= 1
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.called.add(module)
         known = self.seen.get(module)
         if (self.depth or self.wanted(module)) and (known is None or known.depth < self.depth):
             self.seen[module] = Seen(call=Call(copy_inputs(args), copy_inputs(kwargs)), depth=self.depth)
@@ -60,13 +64,13 @@ class _Watch:
 
 def watch_calls(
     tree: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Callable[[nn.Module], bool]
-) -> dict[nn.Module, Seen]:
-    """The first calls of the modules that are wanted, and of all that are called inside a wrapped body, in order.
+) -> Watch:
+    """Run the model: the first calls of the modules that are wanted, and of all that wrapped bodies call, in order.
 
     The tree is a clone: hooks are put on it and taken off again. A model in train mode is run in both modes. A run
     that fails is left to the capture that follows, which has a message for it.
     """
-    watch = _Watch(wanted=wanted)
+    watch = Watch(wanted=wanted)
     handles = []
     for module in tree.modules():
         handles.append(module.register_forward_pre_hook(watch.before, with_kwargs=True, prepend=True))
@@ -84,7 +88,7 @@ def watch_calls(
     finally:
         for handle in handles:
             handle.remove()
-    return watch.seen
+    return watch
 
 
 def replace_module(tree: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -95,15 +99,14 @@ def replace_module(tree: nn.Module, old: nn.Module, new: nn.Module) -> None:
                 parent._modules[name] = new
 
 
-def capture_bodies(
-    tree: nn.Module, seen: Mapping[nn.Module, Seen], allowed: Callable[[nn.Module], bool], capture: Capture
-) -> None:
+def capture_bodies(tree: nn.Module, watch: Watch, allowed: Callable[[nn.Module], bool], capture: Capture) -> None:
     """Make regions of the largest traceable modules that are called inside wrapped bodies.
 
     Bodies inside bodies come first, so that a region never swallows another's parts. What does not trace is left as
-    it is, and its own parts are tried in turn.
+    it is, and its own parts are tried in turn. Stock modules that the run did not reach are regions of one op.
     """
-    inside = [(module, call) for module, call in seen.items() if call.depth]
+    inside = [(module, call) for module, call in watch.seen.items() if call.depth]
+    idle = [module for module in _under_bodies(tree) if module not in watch.called and allowed(module)]
     done: dict[int, set[nn.Module]] = {}
     for module, call in sorted(inside, key=lambda item: -item[1].depth):
         covered = done.setdefault(call.depth, set())
@@ -115,6 +118,20 @@ def capture_bodies(
             region = capture_alone(module, call.call, capture)
             covered.update(module.modules())
             replace_module(tree, module, region)
+    for module in idle:
+        with contextlib.suppress(CaptureError):
+            replace_module(tree, module, leaf_region(module, [], OPS))
+
+
+def _under_bodies(module: nn.Module, inside: bool = False) -> Iterator[nn.Module]:
+    """The weighted ops inside modules that are wrapped, or that have a wrapped method."""
+    if isinstance(module, Region):
+        return
+    if inside and is_weighted_leaf(module, OPS):
+        yield module
+    inside = inside or is_wrapped(module) or has_wrapped_method(module)
+    for child in module.children():
+        yield from _under_bodies(child, inside)
 
 
 def capture_alone(module: nn.Module, call: Call, capture: Capture) -> nn.Module:

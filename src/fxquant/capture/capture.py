@@ -10,17 +10,23 @@ The ladder of method="auto", from the most general result to the least:
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from torch import nn
 
 from fxquant.capture.attempt import Job, exported, record, symbolic
+from fxquant.capture.batch import batch_size, fixes_batch
+from fxquant.capture.guards import check_same
 from fxquant.capture.inputs import bind, bind_defaults
-from fxquant.capture.piecewise import FEW, piecewise, with_leaves
+from fxquant.capture.opaque import FEW, with_leaves
+from fxquant.capture.piecewise import piecewise
 from fxquant.core.graph import Region, clone_tree, regions
 from fxquant.core.ops import OPS, OpTable
+from fxquant.core.tree import set_tree, tree_of
 from fxquant.errors import CaptureError
 
 Method = Literal["auto", "symbolic", "export", "piecewise"]
@@ -38,54 +44,109 @@ def capture(
     leaf_classes: Collection[type] = (),
     ops: OpTable = OPS,
     share_tensors: bool = True,
+    part: str = "",
+    concrete: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Turn a model into one with regions that computes the same and shares its tensors; the model is not changed.
 
     `args` and `kwargs` are example inputs; without them (`args=None`) only method="symbolic" works, and nothing is
     known of the tensors. `leaf_names` and `leaf_classes` are modules that a symbolic trace does not look into.
+    `part` is the path of a model that is part of another. `concrete` are values of plain arguments: they are fixed, and
+    what a graph takes for arguments that a call leaves out.
     """
     if method not in get_args(Method):
         raise CaptureError(f"method {method!r} is unknown. Use {', '.join(map(repr, get_args(Method)))}.")
     has_example = args is not None or bool(kwargs)
     if not has_example and method in ("export", "piecewise"):
         raise CaptureError(f"method={method!r} needs example inputs. Pass them, or use method='symbolic'.")
+    if method == "export" and (leaf_names or leaf_classes):
+        named = ", ".join((*map(repr, leaf_names), *(cls.__name__ for cls in leaf_classes)))
+        raise CaptureError(
+            f"method='export' looks into every module, so {named} cannot stay one call. Use method='auto', or leave it "
+            "out of the custom config and give it None in the qconfig mapping."
+        )
+    if method == "export" and not isinstance(model, Region) and (parts := [path for path, _ in regions(model)]):
+        raise CaptureError(
+            f"method='export' would take {parts[0]!r} apart, which is standalone or already quantized. "
+            "Use method='auto'."
+        )
     if isinstance(model, Region):
         return _recapture(model, args, kwargs or {}, share_tensors)
     job = Job(
         model=model,
-        slots=bind(model, args or (), kwargs or {}) if has_example else bind_defaults(model),
+        slots=bind(model, args or (), kwargs or {}, concrete or {}) if has_example else bind_defaults(model),
         has_example=has_example,
         leaf_names=leaf_names,
         leaf_classes=leaf_classes,
         ops=ops,
         share_tensors=share_tensors,
     )
-    attempts = {"auto": _climb, "symbolic": symbolic, "export": exported, "piecewise": piecewise}
-    return attempts[method](job)
+    attempts: dict[str, Callable[[Job], nn.Module]] = {
+        "auto": lambda job: _climb(job, part),
+        "symbolic": symbolic,
+        "export": exported,
+        "piecewise": piecewise,
+    }
+    captured = attempts[method](job)
+    if concrete and not isinstance(captured, Region):
+        set_tree(captured, replace(tree_of(captured), concrete=tuple(concrete.items())))
+    return captured
 
 
-def _climb(job: Job) -> nn.Module:
-    """The first rung that holds."""
+def _climb(job: Job, part: str) -> nn.Module:
+    """The first rung that holds; one that holds for any batch size before one that does not."""
     try:
-        return symbolic(job)
+        region = symbolic(job)
     except CaptureError as error:
         first = error
+    else:
+        return _for_any_batch(job, region, part)
     if not job.has_example:
         raise first
-    log.info(
-        "FX trace of the entire model failed. Quantizing its traceable parts. (%s: %s)",
-        first.where or "unknown place",
-        first.reason,
-    )
+    _announce(part, "failed", first.where, first.reason)
     if first.data_dependent or _few_fail(job, first):
         return piecewise(job)
-    # export has no leaves, so it would ignore what the user asked for, and take regions apart
-    if not job.leaf_names and not job.leaf_classes and not any(regions(job.model)):
+    if _can_export(job):
         try:
             return exported(job)
         except CaptureError as error:
             log.debug("torch.export fails too: %s", error)
     return piecewise(job)
+
+
+def _for_any_batch(job: Job, region: Region, part: str) -> nn.Module:
+    """The region, or what holds for other batch sizes too, if the region does not."""
+    check = next((node for node in region.graph.nodes if node.target is check_same), None)
+    if check is None or not fixes_batch(job.model, region, *job.call()):
+        return region
+    size, where = batch_size(job.call()), str(check.meta.get("where", ""))
+    why = f"as one graph it holds for a batch of {size} only"
+    attempts: list[Callable[[], nn.Module]] = [lambda: piecewise(job, CaptureError(why, reason=why, where=where))]
+    if _can_export(job):
+        attempts.insert(0, lambda: exported(job))
+    for attempt in attempts:
+        with contextlib.suppress(CaptureError):
+            captured = attempt()
+            if not fixes_batch(job.model, captured, *job.call()):
+                _announce(part, f"holds for a batch of {size} only", where, "its code depends on a size")
+                return captured
+    return region
+
+
+def _can_export(job: Job) -> bool:
+    """Export has no leaves, so it would ignore what the user asked for, and take regions apart."""
+    return not job.leaf_names and not job.leaf_classes and not any(regions(job.model))
+
+
+def _announce(part: str, what: str, where: str, why: str) -> None:
+    log.log(
+        logging.DEBUG if part else logging.INFO,
+        "FX trace of %s %s. Quantizing its traceable parts. (%s: %s)",
+        f"{part!r}" if part else "the entire model",
+        what,
+        where or "unknown place",
+        why,
+    )
 
 
 def _few_fail(job: Job, first: CaptureError) -> bool:

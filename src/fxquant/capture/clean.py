@@ -54,6 +54,8 @@ def _does_nothing(node: fx.Node, region: Region) -> bool:
         return type(module) is nn.Identity and not hooked and len(node.args) == 1
     if node.target in _COPIES:
         return not any(_writes(user) for user in node.users)
+    if node.op == "call_method" and node.target == "requires_grad_":
+        return True
     if node.target is _ATEN.slice.Tensor:
         dim, start, end, step = _slice(node.args)
         return start in (None, 0) and end in (None, sys.maxsize) and step == 1 and isinstance(dim, int)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import io
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -59,6 +61,14 @@ def run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], keep
     """The model's outputs on copies of the inputs, from a fixed seed. The model is left as it was."""
     with untouched(model, not keep_attributes):
         return model(*copy_inputs(args), **copy_inputs(dict(kwargs)))
+
+
+@contextlib.contextmanager
+def trying() -> Iterator[None]:
+    """For runs that may well fail: neither warnings, nor the graph that torch prints, reach the user."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def copy_inputs(value: Any) -> Any:

@@ -24,6 +24,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from fxquant.capture.batch import batch_size, double_batch
 from fxquant.capture.guards import check_sizes, pack
 from fxquant.capture.inputs import Slot, add_placeholders, as_call, signature_of
 from fxquant.capture.origin import locate, reason, set_origins
@@ -47,11 +48,11 @@ class Exported:
 def export(tree: nn.Module, slots: tuple[Slot, ...]) -> Exported:
     """Export the tree; raise a `CaptureError` that names the user's line if that cannot be done."""
     values = {slot.name: slot.value for slot in slots}
-    attempts = [(_double_batch(values), True), (values, True), (values, False)]
+    attempts = [(values, True), (values, False)]
+    if batch_size(values) == 1:  # export fixes sizes of 1
+        attempts = [(double_batch(values), True), *attempts]
     errors: list[Exception] = []
     for example, dynamic in attempts:
-        if example is None:
-            continue
         try:
             program = _run_export(tree, slots, example, dynamic)
             return _Builder(tree, program, slots).build()
@@ -60,19 +61,6 @@ def export(tree: nn.Module, slots: tuple[Slot, ...]) -> Exported:
         except Exception as error:
             errors.append(error)
     raise _explain(errors[-1], tree) from errors[-1]
-
-
-def _double_batch(values: dict[str, Any]) -> dict[str, Any] | None:
-    """The example with a batch of 2 in place of 1, since export fixes sizes of 1; None if that does not apply."""
-    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-    if not tensors or tensors[0].dim() == 0 or tensors[0].shape[0] != 1:
-        return None
-
-    def double(leaf: Any) -> Any:
-        single = isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == 1
-        return torch.cat([leaf, leaf]) if single else leaf
-
-    return cast(dict[str, Any], pytree.tree_map(double, values))
 
 
 def _run_export(tree: nn.Module, slots: tuple[Slot, ...], values: dict[str, Any], dynamic: bool) -> ExportedProgram:
@@ -140,6 +128,8 @@ class _Builder:
         users = [node for node, spec in zip(placeholders, specs, strict=True) if spec.kind is InputKind.USER_INPUT]
         for node, value in zip(users, inputs, strict=True):
             self.env[node] = value
+            if isinstance(value, fx.Node):
+                value.meta["tensor"] = _info(node.meta.get("val"))
         sizes, free = self._check_sizes(users, inputs)
         for node, spec in zip(placeholders, specs, strict=True):
             if spec.kind is not InputKind.USER_INPUT:
@@ -258,7 +248,8 @@ class _Builder:
 
 
 def _hint(size: Any) -> int:
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+    """The size in the example; 0 where it depends on data, until the graph has run."""
+    return int(size.node.hint or 0) if isinstance(size, torch.SymInt) else int(size)
 
 
 def _info(value: Any) -> Any:

@@ -12,7 +12,7 @@ no identity to keep from calibration to conversion, and the result could not be 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -163,13 +163,30 @@ def _run(weight: Weight, tensors: list[Any]) -> Tensor:
     return result
 
 
-def put_weights(module: nn.Module, sites: dict[str, tuple[Region, Spelling]]) -> None:
-    """Put regions in the place of parameters, on a module of ours: it gets a class derived from its own."""
-    for name, (region, _) in sites.items():
-        del module._parameters[name]
-        module._modules[name] = region
-    module.__dict__[_SITES] = {name: spelling for name, (_, spelling) in sites.items()}
-    module.__class__ = _with_weights(cast(Any, type(module)), tuple(sites))
+def put_weights(
+    module: nn.Module, sites: dict[str, tuple[Region, Spelling]]
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """What puts regions in the place of a module's parameters, and what undoes it.
+
+    The module, one of ours, gets a class derived from its own.
+    """
+    base, parameters = type(module), dict(module._parameters)
+
+    def put() -> None:
+        for name, (region, _) in sites.items():
+            del module._parameters[name]
+            module._modules[name] = region
+        module.__dict__[_SITES] = {name: spelling for name, (_, spelling) in sites.items()}
+        module.__class__ = _with_weights(cast(Any, base), tuple(sites))
+
+    def undo() -> None:
+        module.__class__ = base
+        del module.__dict__[_SITES]
+        for name in sites:
+            del module._modules[name]
+        module.__dict__["_parameters"] = dict(parameters)
+
+    return put, undo
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from fxquant.capture.alias import AliasSets
+from fxquant.capture.alias import VIEWS, AliasSets
 from fxquant.capture.guards import apply_in_place
 from fxquant.core.graph import Region, TensorInfo
 from fxquant.core.ops import OPS, OpTable
@@ -32,8 +32,9 @@ def functionalize(region: Region, ops: OpTable = OPS) -> Region:
     mutates = {node: target for node in graph.nodes if (target := _mutated(node, region, ops)) is not None}
     if mutates:
         sets = AliasSets(graph, region, ops, mutates)
+        same = AliasSets(graph, region, ops, mutates, views=False)
         order = {node: i for i, node in enumerate(graph.nodes)}
-        plans = {node: _is_private(node, mutates, sets, order) for node in mutates}
+        plans = {node: _is_private(node, mutates, same if _is_view(node, ops) else sets, order) for node in mutates}
         for node in mutates:
             _rewrite(node, region, ops, plans[node], sets)
     for node in mutates:
@@ -96,6 +97,12 @@ def _inplace_flag(node: fx.Node) -> bool:
     return value is True
 
 
+def _is_view(node: fx.Node, ops: OpTable) -> bool:
+    """Whether an in-place op changes how a tensor sees its memory, not what is in it: `x.t_()`."""
+    op = ops.of(node.target)
+    return op is not None and op.kind in VIEWS
+
+
 def _is_private(node: fx.Node, mutates: dict[fx.Node, fx.Node], sets: AliasSets, order: dict[fx.Node, int]) -> bool:
     """Whether no other node that may share the mutated memory was made before and is read afterwards."""
     at, target = order[node], mutates[node]
@@ -129,7 +136,7 @@ def _rewrite(node: fx.Node, region: Region, ops: OpTable, private: bool, sets: A
         other.meta["mutated"] = True
     if node.target is operator.setitem:
         return
-    if twin is not None and not isinstance(node.target, torch._ops.OpOverload):
+    if twin is not None and not isinstance(node.target, torch._ops.OpOverload) and not _is_view(node, ops):
         twin(node)
         with graph.inserting_after(node):
             write = graph.call_function(apply_in_place, (target, "copy_", node))
@@ -167,7 +174,7 @@ def _twin(node: fx.Node, ops: OpTable) -> Callable[[fx.Node], None] | None:
     if node.op == "call_module":
         return lambda n: None  # the flag of the module is cleared at the end
     out = ops.out_of_place(node.target) or _OPERATORS.get(node.target)
-    if out is None and node.op == "call_method" and hasattr(torch.Tensor, str(node.target)[:-1]):
+    if out is None and node.op == "call_method" and callable(getattr(torch.Tensor, str(node.target)[:-1], None)):
         out = str(node.target)[:-1]
     if out is not None:
         return lambda n: setattr(n, "target", out)

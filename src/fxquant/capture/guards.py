@@ -26,11 +26,17 @@ from fxquant.errors import InputError
 def check_fixed(value: Any, name: str, fixed: Any) -> None:
     """Raise unless an argument has the value it had in the capture."""
     if isinstance(value, torch.Tensor) or type(value) is not type(fixed) or value != fixed:
-        given = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
+        given = "a tensor" if isinstance(value, torch.Tensor) else _short(value)
         raise InputError(
             f"argument {name!r} was {fixed!r} when the model was captured, now it is {given}; the graph holds for "
             f"{fixed!r} only. Capture the model again with example inputs that give {name!r} this value."
         )
+
+
+def _short(value: Any) -> str:
+    """A value in a message; of containers only what they are."""
+    text = repr(value)
+    return text if len(text) < 60 and "\n" not in text else f"a {type(value).__name__}"
 
 
 @has_side_effect
@@ -38,7 +44,7 @@ def check_given(value: Any, name: str) -> None:
     """Raise if an argument that was a tensor in the capture is left out."""
     if not isinstance(value, torch.Tensor):
         raise InputError(
-            f"argument {name!r} was a tensor when the model was captured, now it is {value!r}. Pass a tensor, or "
+            f"argument {name!r} was a tensor when the model was captured, now it is {_short(value)}. Pass a tensor, or "
             f"capture the model again with example inputs that leave {name!r} out."
         )
 
@@ -71,8 +77,8 @@ def unpack(value: Any, name: str, structure: str) -> list[Any]:
         return spec.flatten_up_to(value)
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"argument {name!r} has another structure than when the model was captured: {error}. Pass the same "
-            "containers, lengths and keys, or capture the model again with such example inputs."
+            f"argument {name!r} has another structure than when the model was captured: {str(error).rstrip('.')}. "
+            "Pass the same containers, lengths and keys, or capture the model again with such example inputs."
         ) from error
 
 

@@ -11,6 +11,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,9 +43,15 @@ def signature_of(model: nn.Module) -> inspect.Signature:
     return inspect.signature(model.forward)
 
 
-def bind(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Slot, ...]:
-    """The slots for a call with these example inputs."""
+def bind(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    concrete: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[Slot, ...]:
+    """The slots for a call with these example inputs. `concrete` values are given as well, and become defaults."""
     signature = signature_of(model)
+    kwargs = {**kwargs, **concrete}
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
@@ -63,8 +70,8 @@ def bind(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
             slots.extend(Slot(name=key, key=key, value=value) for key, value in given.get(name, {}).items())
         else:
             key: int | str = position if name in given and name not in kwargs else name
-            value = given.get(name, parameter.default)
-            slots.append(Slot(name=name, key=key, value=value, default=parameter.default, given=name in given))
+            value, default = given.get(name, parameter.default), concrete.get(name, parameter.default)
+            slots.append(Slot(name=name, key=key, value=value, default=default, given=name in given))
             position += isinstance(key, int)
     return tuple(slots)
 

@@ -64,7 +64,10 @@ def is_users(file: str) -> bool:
 
 
 def locate(error: BaseException, root: nn.Module) -> tuple[str, str]:
-    """("file.py:12 in forward of module 'x.y' (Class)", "x.y") behind an exception; empty strings if unknown."""
+    """("file.py:12 in forward of module 'x.y' (Class)", "x.y") behind an exception.
+
+    Where no line is known it is that of the root's forward.
+    """
     paths = {id(module): path for path, module in root.named_modules()}
     line, module, path = "", "", ""
     trace = error.__traceback__
@@ -77,7 +80,15 @@ def locate(error: BaseException, root: nn.Module) -> tuple[str, str]:
                 path = paths[id(owner)]
                 module = f" of module {path!r} ({type(owner).__name__})" if path else f" of {type(owner).__name__}"
         trace = trace.tb_next
-    return line + module, path
+    return line + module if line else _forward_line(root), path
+
+
+def _forward_line(root: nn.Module) -> str:
+    """Where the model's own forward begins; an empty string if that is not the user's code."""
+    code = getattr(type(root).forward, "__code__", None)
+    if code is None or not is_users(code.co_filename):
+        return ""
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
 
 
 def reason(error: BaseException) -> str:

@@ -10,69 +10,46 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
+from functools import partial
 
 from torch import Tensor, nn
 
 from fxquant.capture.attempt import Job, symbolic
 from fxquant.capture.compare import difference, evaluating, run
-from fxquant.capture.functional import is_weighted_use, put_weights, weight_region
+from fxquant.capture.functional import Spelling, is_weighted_use, put_weights, spell, weight_region
 from fxquant.capture.hints import hint
 from fxquant.capture.inputs import bind
 from fxquant.capture.leaf import is_weighted_leaf, leaf_region
+from fxquant.capture.opaque import FEW, HALF, with_leaves
 from fxquant.capture.origin import reason
+from fxquant.capture.pieces import Piece, put_good
 from fxquant.capture.record import Call, Recording, Use, record_calls
 from fxquant.core.graph import Region, clone_tree, join_path, place_regions
 from fxquant.core.tree import Left, Tree, set_tree, weighted_parts
 from fxquant.errors import CaptureError
 
-FEW, _HALF = 0.1, 0.5  # the share of the weighted ops that may be in opaque modules: of the model, of a part of it
-_MOST_LEAVES = 8  # modules that one region may leave opaque before it is given up
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 log = logging.getLogger("fxquant")
 
 
-def piecewise(job: Job) -> nn.Module:
-    """The user's model with regions inside; the root may be one too, if only some of its submodules do not trace."""
+def piecewise(job: Job, whole: CaptureError | None = None) -> nn.Module:
+    """The user's model with regions inside; the root may be one too, if only some of its submodules do not trace.
+
+    `whole` says why the root is not to be one.
+    """
     tree = job.clone()
-    pieces = _Pieces(job, tree, record_calls(tree, *job.call()))
+    pieces = _Pieces(job, tree, record_calls(tree, *job.call()), whole)
     pieces.visit("")
     pieces.verify()
     return pieces.finish()
 
 
-def with_leaves(job: Job, first: CaptureError, most_parts: float) -> tuple[Region, dict[str, CaptureError]]:
-    """A region in which the modules that fail are calls; with the reason for each. Raises if that does not work.
-
-    `most_parts` is the share of the weighted ops that may be inside of them.
-    """
-    whole = len(weighted_parts(job.model, job.ops))
-    opaque: dict[str, CaptureError] = {}
-    error = first
-    while error.path and len(opaque) < _MOST_LEAVES and error.path not in opaque:
-        failing = job.model.get_submodule(error.path)
-        if isinstance(failing, Region):
-            break
-        same = [path for path, module in job.model.named_modules() if type(module) is type(failing)]
-        opaque.update(dict.fromkeys((error.path, *same), error))
-        if sum(len(weighted_parts(job.model.get_submodule(p), job.ops)) for p in opaque) > most_parts * whole:
-            break
-        names = (*job.leaf_names, *opaque)
-        try:
-            region = symbolic(dataclasses.replace(job, leaf_names=names))
-        except CaptureError as again:
-            error = again
-        else:
-            called = {str(node.target) for node in region.graph.nodes if node.op == "call_module"}
-            return region, {path: why for path, why in opaque.items() if path in called}
-    raise first
-
-
 class _Pieces:
-    def __init__(self, job: Job, tree: nn.Module, recording: Recording) -> None:
-        self.job, self.tree, self.recording = job, tree, recording
+    def __init__(self, job: Job, tree: nn.Module, recording: Recording, whole: CaptureError | None) -> None:
+        self.job, self.tree, self.recording, self.whole = job, tree, recording, whole
         self.left: list[Left] = []
-        self.replaced: dict[str, tuple[nn.Module, Region]] = {}  # path -> what was there, what is there now
+        self.replaced: dict[str, Piece] = {}  # by path
         self.orders: Counter[tuple[str, str]] = Counter()
 
     def visit(self, path: str) -> None:
@@ -93,7 +70,8 @@ class _Pieces:
         calls = self.recording.calls_of(path)
         readers = self._readers(path)
         if not calls and readers:
-            self._leave(path, module, f"its weight is used by {readers[0]}, which does not call it")
+            if not self._visit_functional(path):
+                self._leave(path, module, f"its weight is used by {readers[0]}, which does not call it")
             return
         if not isinstance(module.weight, Tensor) or not module.weight.dtype.is_floating_point:
             return
@@ -107,6 +85,9 @@ class _Pieces:
         region._region.order = self.orders[key]
         self.orders[key] += 1
         self._put(path, module, region)
+        outside = [use for use in self.recording.uses.get(join_path(path, "weight"), ()) if not use.inside]
+        weighted = [use for use in outside if is_weighted_use(use, module.weight, self.job.ops)]
+        self._note_others(path, module, module.weight, weighted)
         if not calls:
             self._note(path, module, "not reached by the example inputs: int8 if calibration reaches it", reached=False)
 
@@ -117,7 +98,9 @@ class _Pieces:
             return
         try:
             self._refuse(path)
-            region, opaque = self._region(module, calls)
+            if not path and self.whole is not None:
+                raise self.whole
+            region, opaque = self._region(path, module, calls)
         except CaptureError as error:
             self._note(path, module, error.reason, error.where)
             self._descend(path)
@@ -143,45 +126,57 @@ class _Pieces:
             if not (_within(owner, path) if inside else owner == path) or name not in parameters:
                 continue
             weighted = [use for use in uses if is_weighted_use(use, parameters[name], self.job.ops)]
-            if weighted and self.job.ops.of(type(self.tree.get_submodule(owner))) is None:
+            # a stock module that is called is a region itself
+            bare = self.job.ops.of(type(self.tree.get_submodule(owner))) is None or not self.recording.calls_of(owner)
+            if weighted and bare:
                 found[name if inside else own] = weighted
         return found
 
-    def _visit_functional(self, path: str) -> None:
-        """Regions in the place of the parameters that the code of a module passes to weighted functions itself."""
+    def _visit_functional(self, path: str) -> bool:
+        """Regions in the place of the parameters of a module that code passes to weighted functions itself."""
         module = self.tree.get_submodule(path)
-        if isinstance(module, Region) or type(module).__module__.startswith("torch.nn"):
-            return
+        if isinstance(module, Region):
+            return False
         sites = {}
-        for name, uses in self._functional(path).items():
+        functional = self._functional(path)
+        for name, uses in functional.items():
             parameter = module._parameters[name]
             assert parameter is not None
             made = weight_region(uses[0], parameter, self.job.ops)
             if made is not None:
                 sites[name] = made
-        if sites:
-            saved = type(module), dict(module._parameters), dict(module._modules)
-            put_weights(module, sites)
-            found = self._difference()
-            if found is not None:
-                module.__class__, module.__dict__["_parameters"], module.__dict__["_modules"] = saved
-            for name in self._functional(path):
-                self._note(join_path(path, name), module, f"a region in its place changes the outputs: {found}")
+        if not sites:
+            return False
+        for name, (_, spelling) in sites.items():
+            parameter = module._parameters[name]
+            self._note_others(join_path(path, name), module, parameter, functional[name], spelling)
+        put, undo = put_weights(module, sites)
+        self._add(Piece(path=path, module=module, put=put, undo=undo, names=tuple(sites)))
+        return True
 
-    def _region(self, module: nn.Module, calls: list[Call]) -> tuple[Region, dict[str, CaptureError]]:
+    def _note_others(
+        self, path: str, module: nn.Module, parameter: object, uses: list[Use], known: Spelling | None = None
+    ) -> None:
+        """Calls of weighted functions on a parameter that no region stands for."""
+        spellings = [spell(use.function, use.args, use.kwargs, parameter)[0] for use in uses]
+        for spelling in dict.fromkeys(spelling for spelling in spellings if spelling != known):
+            self._note(path, module, f"its weight is also passed to {spelling.name}, in float", weighted=1)
+
+    def _region(self, path: str, module: nn.Module, calls: list[Call]) -> tuple[Region, dict[str, CaptureError]]:
         first = calls[0]
+        inside = [name for name in self.job.leaf_names if name != path and _within(name, path)]
         job = dataclasses.replace(
             self.job,
             model=module,
             slots=bind(module, first.args, first.kwargs),
-            leaf_names=(),
+            leaf_names=[name.removeprefix(f"{path}.") for name in inside],
             share_tensors=True,
         )
         opaque: dict[str, CaptureError] = {}
         try:
             region = symbolic(job)
         except CaptureError as error:
-            region, opaque = with_leaves(job, error, FEW if module is self.tree else _HALF)
+            region, opaque = with_leaves(job, error, FEW if module is self.tree else HALF)
         for call in calls[1:]:
             try:
                 found = difference(run(region, call.args, call.kwargs), run(clone_tree(module), call.args, call.kwargs))
@@ -193,12 +188,21 @@ class _Pieces:
 
     def _refuse(self, path: str) -> None:
         """What a graph cannot hold: state in plain attributes, weights that code outside reads."""
-        stateful = [name for at, names in self.recording.stateful.items() if _within(at, path) for name in names]
+        changes = ((at, name) for at, names in self.recording.stateful.items() for name in names)
+        stateful = [name for at, name in changes if _within(at, path) and not self._in_leaf(at, path)]
         if stateful:
             raise CaptureError(f"a call changes its attribute {stateful[0]!r}, which a graph cannot hold")
         readers = self._readers(path)
         if readers:
             raise CaptureError(f"its weights are used outside of it, by {readers[0]}")
+
+    def _in_leaf(self, path: str, root: str) -> bool:
+        """Whether a path is in a module below `root` that the custom config makes a call, state and all."""
+        steps = path.split(".")
+        above = [".".join(steps[: count + 1]) for count in range(len(steps))]
+        inner = [at for at in above if at != root and _within(at, root)]
+        classes = tuple(self.job.leaf_classes)
+        return any(at in self.job.leaf_names or isinstance(self.tree.get_submodule(at), classes) for at in inner)
 
     def _readers(self, path: str) -> list[str]:
         """Modules outside a path whose code uses a parameter inside it."""
@@ -209,9 +213,13 @@ class _Pieces:
         return [f"{type(self.tree.get_submodule(user)).__name__} {user!r}" for user in found]
 
     def _put(self, path: str, module: nn.Module, region: Region) -> None:
-        self.replaced[path] = (module, region)
         region._region.path = path
-        self._swap(module, region)
+        put, undo = partial(self._swap, module, region), partial(self._swap, region, module)
+        self._add(Piece(path=path, module=module, put=put, undo=undo))
+
+    def _add(self, piece: Piece) -> None:
+        self.replaced[piece.path] = piece
+        piece.put()
 
     def _swap(self, old: nn.Module, new: nn.Module) -> None:
         if old is self.tree:
@@ -229,7 +237,15 @@ class _Pieces:
             if at:
                 self._note(join_path(path, at), module.get_submodule(at), f"inside {path!r}: {why}")
 
-    def _note(self, path: str, module: nn.Module, why: str, where: str = "", reached: bool = True) -> None:
+    def _note(
+        self,
+        path: str,
+        module: nn.Module,
+        why: str,
+        where: str = "",
+        reached: bool = True,
+        weighted: int | None = None,
+    ) -> None:
         own = weighted_parts(module, self.job.ops).get("", 0) if reached else 0
         entry = Left(
             path=path,
@@ -237,51 +253,36 @@ class _Pieces:
             reason=why,
             where=where,
             hint=hint(why),
-            weighted=own,
+            weighted=own if weighted is None else weighted,
             reached=reached,
         )
         self.left.append(entry)
 
     def verify(self) -> None:
-        """Compare with the model itself. Regions that make a difference go back to float; they are found by halving."""
-        if self._difference() is None:
-            return
-        pieces = [(path, *pair) for path, pair in self.replaced.items()]
-        for _, module, region in reversed(pieces):
-            self._swap(region, module)
-        self._restore(pieces)
+        """Compare with the model itself. Regions that make a difference go back to float."""
+        if self._difference() is not None:
+            self._keep_good(list(self.replaced.values()))
 
-    def _restore(self, pieces: list[tuple[str, nn.Module, Region]]) -> None:
-        """Put back as many regions as keep the outputs."""
-        for _, module, region in pieces:
-            self._swap(module, region)
-        found = self._difference()
-        if found is None:
-            return
-        for _, module, region in reversed(pieces):
-            self._swap(region, module)
-        if len(pieces) > 1:
-            middle = len(pieces) // 2
-            self._restore(pieces[:middle])
-            self._restore(pieces[middle:])
-        else:
-            path, module, _ = pieces[0]
-            del self.replaced[path]
-            self._look_inside(path, module, f"as a region it changes the outputs of the model: {found}")
+    def _keep_good(self, pieces: list[Piece]) -> None:
+        for piece in reversed(pieces):
+            piece.undo()
+        put_good(pieces, self._difference, self._look_inside)
 
-    def _look_inside(self, path: str, module: nn.Module, why: str) -> None:
+    def _look_inside(self, piece: Piece, difference: str) -> None:
         """Smaller regions in the place of one that does not work in the code around it."""
+        path, module = piece.path, piece.module
+        why = f"as a region it changes the outputs of the model: {difference}"
+        del self.replaced[path]
         if is_weighted_leaf(module, self.job.ops):
             self._leave(path, module, why)
-            return
-        before = set(self.replaced)
-        self._note(path, module, why)
-        self._descend(path)
-        pieces = [(at, *pair) for at, pair in self.replaced.items() if at not in before]
-        for _, old, new in reversed(pieces):
-            self._swap(new, old)
-        if pieces:
-            self._restore(pieces)
+        elif piece.names:
+            for name in piece.names:
+                self._note(join_path(path, name), module, why, weighted=1)
+        else:
+            before = set(self.replaced)
+            self._note(path, module, why)
+            self._descend(path)
+            self._keep_good([inner for at, inner in self.replaced.items() if at not in before])
 
     def _difference(self) -> str | None:
         args, kwargs = self.job.call()

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from fxquant.capture.compare import difference, evaluating, run
+from fxquant.capture.compare import difference, evaluating, run, trying
 from fxquant.capture.export import Exported
 from fxquant.capture.guards import holds
 from fxquant.core.graph import Region, clone_tree
@@ -58,7 +58,7 @@ def _probe(
 def _agree(model: nn.Module, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> bool:
     reference = clone_tree(model)
     try:
-        with evaluating(region, not training), evaluating(reference, not training):
+        with evaluating(region, not training), evaluating(reference, not training), trying():
             return difference(run(region, args, kwargs), run(reference, args, kwargs)) is None
     except Exception:
         return False

@@ -29,6 +29,7 @@ from fxquant.capture.inputs import Slot, add_placeholders, as_call
 from fxquant.capture.origin import locate, reason, set_origins
 from fxquant.capture.wrap import intercepting, is_wrapped
 from fxquant.core.graph import Region
+from fxquant.core.ops import OPS
 from fxquant.errors import CaptureError
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -39,6 +40,9 @@ class _Proxy(fx.Proxy):
     """Records `x += y` and `x[i] = y`, which fx.Proxy turns into `x = x + y` and an error; see also concrete.py."""
 
     def __getattr__(self, k: str) -> Any:
+        function = OPS.of_attribute(k)
+        if function is not None:  # x.T: a node here and now, in the module whose code it is
+            return self.tracer.create_proxy("call_function", function, (self,), {})
         attribute = _Attribute(self, k)
         if isinstance(value_of(attribute), str):  # x.device.type: nothing takes a proxy for a string
             return decide(attribute, "str", str, "a traced variable cannot be used as a string")
@@ -218,7 +222,13 @@ class _Tracer(fx.Tracer):
                 kwargs = {name: self.create_arg(value) for name, value in fields.items() if value is not None}
                 return self.create_node("call_function", type(a), (), kwargs)
             return self.create_node("call_function", type(a), (super().create_arg(dict(a)),), {})
-        return super().create_arg(a)
+        try:
+            return super().create_arg(a)
+        except NotImplementedError as error:
+            if isinstance(a, (tuple, list, dict, slice)):  # what is in it has been named
+                raise
+            kind = type(a)
+            raise NotImplementedError(f"a graph cannot hold a {kind.__module__}.{kind.__qualname__}") from error
 
 
 def run_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

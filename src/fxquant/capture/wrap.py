@@ -62,6 +62,12 @@ def is_wrapped(module: nn.Module) -> bool:
     return hasattr(type(module), WRAPPED)
 
 
+def has_wrapped_method(module: nn.Module) -> bool:
+    """Whether the module's class, or one that it derives from, has a wrapped method."""
+    members = (member for cls in type(module).__mro__ for member in vars(cls).values())
+    return any(hasattr(getattr(member, "__func__", member), WRAPPED) for member in members)
+
+
 def _wrap_function(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

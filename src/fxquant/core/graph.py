@@ -133,12 +133,27 @@ class Region(fx.GraphModule):
 
         So the other arm of a branch may call a module in another way than the example inputs did.
         """
+        if self._region.boundary is not None:
+            self._refuse_floats(args, kwargs)
         try:
             return super().__call__(*args, **kwargs)
         except (InputError, TypeError) as error:
             if not self._region.path or (isinstance(error, TypeError) and self._takes(args, kwargs)):
                 raise
             return self._run_code(error, args, kwargs)
+
+    def _refuse_floats(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Where a converted model takes integers, floats would be read as such, and give a wrong answer."""
+        names = self._region.input_names
+        for index, grid in self._region.boundary.inputs.items():
+            name = names[index] if index < len(names) else ""
+            value = args[index] if index < len(args) else kwargs.get(name)
+            wanted = getattr(grid, "dtype", None)  # a quantizer's id before conversion
+            if isinstance(value, torch.Tensor) and wanted is not None and value.dtype != wanted:
+                raise InputError(
+                    f"input {index} is {value.dtype}, but the model takes {wanted} there. "
+                    f"fxquant.boundary_qparams(model).input({index}).quantize(x) makes it."
+                )
 
     def _takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         try:

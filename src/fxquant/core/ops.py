@@ -32,7 +32,8 @@ class Role(enum.Enum):
 class Op:
     """One row. `params` names the positional parameters of the functional spelling; `operands` are the positions of
     the activations among them (a list-valued argument counts as all its elements). `inplace` maps the in-place
-    functions and methods to their twins. `channel_axis` is the output-channel axis of the weight. `unless` is asked
+    functions and methods to their twins, `attributes` the attributes of a tensor to the function that they are.
+    `channel_axis` is the output-channel axis of the weight. `unless` is asked
     about a node and the module that it calls, if any: the reason why it has to stay in float, or None.
     """
 
@@ -45,6 +46,7 @@ class Op:
     params: tuple[str, ...] = ("input",)
     operands: tuple[int, ...] = (0,)
     inplace: Mapping[Any, Any] | None = None
+    attributes: Mapping[str, Any] | None = None
     functional: Callable[..., Any] | None = None
     weight: str | None = None
     channel_axis: int = 0
@@ -533,6 +535,12 @@ def _share() -> Iterable[Op]:
             *("transpose_", "swapaxes_", "swapdims_", "t_", "numpy_T", "matrix_H", "mT", "mH"),
         ),
         inplace={f"{name}_": name for name in ("transpose", "swapaxes", "swapdims", "t")},
+        attributes={
+            "T": torch.ops.aten.numpy_T.default,
+            "H": torch.ops.aten.matrix_H.default,
+            "mT": torch.ops.aten.mT.default,
+            "mH": torch.ops.aten.mH.default,
+        },
     )
     yield Op(
         kind="squeeze",
@@ -613,11 +621,13 @@ class OpTable:
         self._by_target: dict[Any, Op] = {}
         self._by_aten: dict[str, Op] = {}
         self._in_place: dict[Any, Any] = {}
+        self._attributes: dict[Any, Any] = {}
         for row in self.rows:
             self.by_kind[row.kind] = row
             self._by_target.update(dict.fromkeys((*row.modules, *row.functions, *row.methods), row))
             self._by_aten.update(dict.fromkeys(row.aten, row))
             self._in_place.update(row.inplace or {})
+            self._attributes.update(row.attributes or {})
 
     def of(self, spelling: object) -> Op | None:
         """The row of a module class, function, method name or ATen overload."""
@@ -646,6 +656,10 @@ class OpTable:
         if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             return _aten_twin(target)
         return self._in_place.get(target)
+
+    def of_attribute(self, name: object) -> Any | None:
+        """The function that an attribute of a tensor is, such as `x.T`; None for plain attributes."""
+        return self._attributes.get(name) if isinstance(name, str) else None
 
 
 OPS = OpTable((*_compute(), *_own_range(), *_fixed(), *_share(), *_float()))

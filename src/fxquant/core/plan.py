@@ -15,6 +15,8 @@ from fxquant.core.spec import Spec
 
 # on functions and module classes whose body is left as written (capture/wrap.py)
 WRAPPED = "__fxquant_wrapped__"
+# on modules in which nothing is quantized, since the custom config says so
+LEFT_ALONE = "_fxquant_left_alone"
 
 Status = Literal["int8", "dynamic", "weight_only", "float"]
 

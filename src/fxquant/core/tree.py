@@ -6,12 +6,12 @@ plain attribute, so it goes along with copies and pickles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from fxquant.core.graph import Region
+from fxquant.core.graph import Region, join_path
 from fxquant.core.ops import OPS, OpTable
 
 _KEY = "_fxquant_tree"
@@ -32,12 +32,16 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tree:
-    """How a model was captured. `num_inputs` and `input_names` are as in RegionState."""
+    """How a model was captured. `num_inputs` and `input_names` are as in RegionState.
+
+    `concrete` are arguments that calibration gives to a model whose Python runs as written.
+    """
 
     method: str
     num_inputs: int | None = None
     input_names: tuple[str, ...] = ()
     left: tuple[Left, ...] = ()
+    concrete: tuple[tuple[str, Any], ...] = ()
 
 
 def set_tree(model: nn.Module, tree: Tree) -> None:
@@ -54,6 +58,16 @@ def tree_of(model: nn.Module) -> Tree:
         state = model._region
         return Tree(method=state.method, num_inputs=state.num_inputs, input_names=state.input_names)
     return Tree(method="")
+
+
+def all_left(model: nn.Module) -> tuple[Left, ...]:
+    """What was left in float in a model and in the parts of it that were captured by themselves, by full path."""
+    found: list[Left] = []
+    for path, module in model.named_modules():
+        tree = module.__dict__.get(_KEY)
+        if isinstance(tree, Tree):
+            found += [replace(left, path=join_path(path, left.path)) for left in tree.left]
+    return tuple(found)
 
 
 def weighted_parts(module: nn.Module, ops: OpTable = OPS) -> dict[str, int]:
@@ -79,7 +93,7 @@ def weighted_parts(module: nn.Module, ops: OpTable = OPS) -> dict[str, int]:
 def _own_weights(module: nn.Module, ops: OpTable) -> int:
     op = ops.of(type(module))
     if op is not None:
-        return int(op.has_weight)
+        return int(op.has_weight and "weight" in module._parameters)  # else a region is in its place
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)):
         return sum(p is not None and p.dim() >= 2 and "weight" in name for name, p in module._parameters.items())
     return 0

@@ -148,7 +148,8 @@ def _module_to_json(path: str, module: nn.Module) -> dict[str, Any]:
     if getattr(nn, cls.__name__, None) is not cls or module._modules:
         return {"user": f"{cls.__module__}.{cls.__qualname__}"}
     settings = {key: value for key, value in module.__dict__.items() if key not in _NOT_SETTINGS}
-    return {"class": cls.__name__, "settings": to_json(settings), "training": module.training}
+    absent = [name for name, value in (*module._parameters.items(), *module._buffers.items()) if value is None]
+    return {"class": cls.__name__, "settings": to_json(settings), "training": module.training, "absent": absent}
 
 
 def _region_from_json(row: dict[str, Any], tensors: dict[str, Tensor], part: nn.Module) -> Region:
@@ -196,6 +197,8 @@ def _module_from_json(stored: dict[str, Any]) -> nn.Module:
     module = cls.__new__(cls)
     nn.Module.__init__(module)
     module.__dict__.update(from_json(stored["settings"]))
+    for name in stored.get("absent", ()):  # a norm without running statistics still has the attribute
+        module.register_buffer(str(name), None)
     return module.train(bool(stored["training"]))
 
 

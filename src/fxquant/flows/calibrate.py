@@ -44,9 +44,10 @@ def calibrate(prepared: nn.Module, data: Iterable[Any], *, num_batches: int | No
 def run_batch(prepared: nn.Module, batch: Any) -> Any:
     """Call the model with a batch in any of the forms that `calibrate` takes."""
     tree = tree_of(prepared)
+    fixed = dict(tree.concrete)
     if isinstance(batch, Mapping):
         names = tree.input_names
-        return prepared(**{key: value for key, value in batch.items() if not names or key in names})
+        return prepared(**{**fixed, **{key: value for key, value in batch.items() if not names or key in names}})
     if isinstance(batch, (tuple, list)):
-        return prepared(*batch[: tree.num_inputs or len(batch)])
-    return prepared(batch)
+        return prepared(*batch[: tree.num_inputs or len(batch)], **fixed)
+    return prepared(batch, **fixed)

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from fxquant.core.graph import Region, TensorInfo, full_path, join_path, tensor_info
 from fxquant.core.mapping import Choice, Rules, Site
 from fxquant.core.ops import Op, OpTable, Role, activation_nodes
-from fxquant.core.plan import WRAPPED, Decision
+from fxquant.core.plan import LEFT_ALONE, WRAPPED, Decision
 from fxquant.core.qconfig import QConfig
 from fxquant.core.spec import Spec
 from fxquant.core.target import Target
@@ -92,6 +92,8 @@ def find_candidates(
 def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region: Region) -> Candidate | str:
     """A candidate, or the reason why not."""
     qconfig = choice.qconfig
+    if is_left_alone(node, region):
+        return "non-traceable, by the custom config"
     if op is None:
         return _unknown_reason(node, region)
     if op.role is Role.FLOAT:
@@ -118,6 +120,11 @@ def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region:
     return Candidate(node=node, op=op, qconfig=qconfig, rule=choice.rule, mode=mode, weight=weight)
 
 
+def is_left_alone(node: fx.Node, region: Region) -> bool:
+    """Whether the custom config says that nothing in the module that a node calls is quantized."""
+    return node.op == "call_module" and LEFT_ALONE in region.get_submodule(str(node.target)).__dict__
+
+
 def _mode(op: Op, qconfig: QConfig) -> Mode | None:
     if op.has_weight:
         if qconfig.weight is None:
@@ -134,6 +141,10 @@ def _unknown_reason(node: fx.Node, region: Region) -> str:
         return "a region of its own, with decisions of its own"
     if hasattr(type(called) if isinstance(called, nn.Module) else called, WRAPPED):
         return "wrapped: its body is left as written, modules in it have decisions of their own"
+    if isinstance(called, nn.Module) and any(isinstance(part, Region) for part in called.modules()):
+        return "left as written; the regions in it have decisions of their own"
+    if isinstance(called, nn.Module) and not type(called).__module__.startswith("torch.nn"):
+        return "non-traceable: one call, into which no graph looks"
     return "not in the op table"
 
 

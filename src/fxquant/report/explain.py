@@ -11,10 +11,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from torch import nn
 
-from fxquant.core.graph import Region, TensorInfo, full_path, join_path, regions
+from fxquant.capture.hints import hint
+from fxquant.core.graph import Region, TensorInfo, full_path, join_path, regions, user_class
 from fxquant.core.ops import OPS
 from fxquant.core.plan import decision_of, note_of
-from fxquant.core.tree import Left, tree_of, weighted_parts
+from fxquant.core.tree import Left, all_left, tree_of, weighted_parts
 from fxquant.errors import StageError
 
 
@@ -122,15 +123,15 @@ class Explanation:
 def explain(model: nn.Module) -> Explanation:
     """What was decided for each node of a prepared or converted model, and for each module outside of its graphs."""
     found = list(regions(model))
-    tree = tree_of(model)
-    if not any(region._region.stage in ("prepared", "converted") for _, region in found) and not tree.left:
+    tree, known = tree_of(model), all_left(model)
+    if not any(region._region.stage in ("prepared", "converted") for _, region in found) and not known:
         raise StageError("explain needs a model from prepare_fx, convert_fx or quantize.")
-    opaque = {left.path: left.weighted for left in tree.left if left.weighted and left.reached}
+    opaque = {left.path: left.weighted for left in known if left.weighted and left.reached}
     for path, region in found:
         opaque.update(_opaque(path, region))
     return Explanation(
         rows=tuple(row for path, region in found for row in _rows(path, region)),
-        left=tree.left,
+        left=(*known, *(left for path, region in found for left in _left_calls(path, region, known))),
         opaque=tuple(sorted(opaque.items())),
         regions=tuple(path for path, _ in found),
         boundaries=sum(_boundaries(region) for path, region in found if path),
@@ -168,6 +169,24 @@ def _opaque(path: str, region: Region) -> dict[str, int]:
         for at, count in weighted_parts(region.get_submodule(str(node.target))).items():
             found[join_path(path, str(node.target), at)] = count
     return found
+
+
+def _left_calls(path: str, region: Region, known: tuple[Left, ...]) -> Iterator[Left]:
+    """Modules that a graph calls without looking into them, with weights that so stay in float."""
+    paths = {left.path for left in known}
+    inside = _opaque(path, region)
+    for node in region.graph.nodes:
+        at, decision = join_path(path, str(node.target)), decision_of(node)
+        if node.op != "call_module" or decision is None or at in paths or not any(_within(p, at) for p in inside):
+            continue
+        paths.add(at)
+        name = user_class(region.get_submodule(str(node.target))).__name__
+        where = str(node.meta.get("where", ""))
+        yield Left(path=at, module=name, reason=decision.reason, where=where, hint=hint(decision.reason))
+
+
+def _within(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root}.")
 
 
 def _boundaries(region: Region) -> int:
