@@ -15,6 +15,7 @@ import fxquant as fq
 from fxquant.engines.lower import lower, unlower
 from fxquant.engines.onednn_kernels import ConvKernel, LinearKernel
 from fxquant.engines.support import TAILS, supports
+from fxquant.engines.transposed import TransposedKernel
 from fxquant.engines.weight_only import WeightOnlyLinear
 from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
@@ -247,3 +248,38 @@ def test_transposed_weights_and_sums_that_stay_float() -> None:
     prepared(x)
     reference = fq.convert_fx(prepared, engine="reference")(x)
     assert sqnr_db(reference, fq.convert_fx(prepared)(x)) > 30
+
+
+@pytest.mark.parametrize("groups", [1, 2], ids="groups{}".format)
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "extra"),
+    [(1, 1, 0, 0), (3, 1, 1, 0), (2, 2, 0, 0), (4, 2, 1, 0), (3, 2, 1, 1), (2, 3, 0, 0), (5, 3, 2, 1)],
+)
+@pytest.mark.parametrize("dims", [1, 2], ids="{}d".format)
+def test_transposed_convolutions(dims: int, kernel: int, stride: int, padding: int, extra: int, groups: int) -> None:
+    conv = (nn.ConvTranspose1d, nn.ConvTranspose2d)[dims - 1]
+    model = nn.Sequential(conv(8, 12, kernel, stride, padding, extra, groups=groups), nn.ReLU(), nn.Flatten())
+    x = torch.randn(2, 8, *(6, 5)[:dims]) + 0.7
+    reference, lowered = both(model, x)
+    assert any(isinstance(module, TransposedKernel) for module in lowered.modules())
+    torch.testing.assert_close(lowered(x), reference(x), rtol=1e-4, atol=1e-4)
+    more = torch.cat([x, x + 1])
+    torch.testing.assert_close(lowered(more), reference(more), rtol=1e-4, atol=1e-4)
+
+
+def test_a_dilated_transposed_convolution_says_why_it_runs_in_float() -> None:
+    x = torch.randn(2, 8, 6, 6)
+    reference, lowered = both(nn.Sequential(nn.ConvTranspose2d(8, 8, 3, dilation=2)), x)
+    assert any("dilation" in row.reason for row in fq.explain(lowered))
+    torch.testing.assert_close(lowered(x), reference(x))
+
+
+@pytest.mark.parametrize("name", ["resnet", "encoder_block"])
+def test_torch_compile_takes_a_lowered_model(name: str) -> None:
+    entry = ZOO[name]
+    args, kwargs = entry.inputs(), entry.kwargs()
+    lowered = fq.quantize(entry.build(), [args or kwargs], example_inputs=args, example_kwargs=kwargs)
+    torch._dynamo.reset()
+    compiled = torch.compile(lowered, backend="aot_eager", fullgraph=True)
+    for left, right in zip(outputs(lowered, args, kwargs), outputs(compiled, args, kwargs), strict=True):
+        assert sqnr_db(left, right) > 35

@@ -48,7 +48,7 @@ def _has_quantized() -> bool:
 
 
 def _fast(x: Tensor) -> bool:
-    return _has_quantized() and not torch.compiler.is_compiling() and x.device.type == "cpu"
+    return not torch.compiler.is_compiling() and x.device.type == "cpu" and _has_quantized()
 
 
 def quantize_channels_last(

@@ -24,10 +24,12 @@ from fxquant.engines.lower_dynamic import lower_dynamic
 from fxquant.engines.match import Group, dtype_of, grid_of, is_dequantize, is_quantize, match_group, weight_holder
 from fxquant.engines.onednn_kernels import Accumulate, ConvKernel, Kernels, LinearKernel, Output, Tail
 from fxquant.engines.support import TAILS, explicit_padding, supports, supports_float_sum, tail_of
+from fxquant.engines.transposed import TransposedKernel, fits
 from fxquant.engines.weight_only import WeightOnlyLinear
 from fxquant.passes.convert_weights import replace_node
 
-_WEIGHTED = ("conv1d", "conv2d", "conv3d", "linear")
+_TRANSPOSED = ("conv_transpose1d", "conv_transpose2d")
+_WEIGHTED = ("conv1d", "conv2d", "conv3d", *_TRANSPOSED, "linear")
 
 
 def lower(region: Region, ops: OpTable = OPS) -> Region:
@@ -66,7 +68,7 @@ def unlower(region: Region) -> Region:
 
 def _lower_weighted(region: Region, node: fx.Node, kind: str, ops: OpTable) -> None:
     residual = kind in ("conv2d", "linear") and supports(kind, "relu", True)
-    tails = frozenset(name for name in TAILS if supports(kind, name, False))
+    tails = frozenset(name for name in TAILS if supports("conv2d" if kind in _TRANSPOSED else kind, name, False))
     group = match_group(region, node, ops, tails, residual, kind == "linear" and supports_float_sum())
     if isinstance(group, Group) and group.other is not None and group.tail is not None:
         tail_kind = ops.of_node(group.tail, region)
@@ -93,6 +95,11 @@ def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
         output = Output(dtype=dtype_of(group.quantize), scale=scale, zero_point=zero_point)
     if group.kind == "linear":
         kernel: nn.Module = LinearKernel(group.holder, group.x_grid, output, tail, accumulate)
+    elif group.kind in _TRANSPOSED:
+        stride, padding, extra, groups, dilation = group.node.args[3:8]
+        if not fits(tuple(group.holder.weight.shape[2:]), stride, padding, extra, dilation):
+            return "dilation, or an output padding beyond the kernel's reach"
+        kernel = TransposedKernel(group.holder, group.x_grid, output, tail, (stride, padding, extra, groups))  # type: ignore[arg-type]
     else:
         stride, padding, dilation, groups = group.node.args[3:7]
         pads = explicit_padding(padding, group.holder.weight.shape[2:], dilation)

@@ -91,12 +91,12 @@ def weight_holder(region: Region, weight: object) -> QuantizedWeight | None:
     return module if isinstance(module, QuantizedWeight) else None
 
 
-def _kernel_weight(region: Region, weight: object) -> QuantizedWeight | None:
+def _kernel_weight(region: Region, weight: object, axis: int) -> QuantizedWeight | None:
     """The same, if it is symmetric int8 per output channel, used in float32."""
     holder = weight_holder(region, weight)
     if holder is None or not isinstance(weight, fx.Node) or weight.kwargs or holder.weight.dtype != torch.int8:
         return None
-    fits = holder.spec.granularity == "per_channel" and holder.spec.axis == 0 and holder.weight_zero_point is None
+    fits = holder.spec.granularity == "per_channel" and holder.spec.axis == axis and holder.weight_zero_point is None
     return holder if fits else None
 
 
@@ -115,7 +115,7 @@ def match_group(
     assert isinstance(x, fx.Node)
     if not dynamic and dtype_of(x) != torch.uint8:
         return "the kernel takes uint8 inputs"
-    holder = _kernel_weight(region, weight)
+    holder = _kernel_weight(region, weight, axis=1 if op.kind.startswith("conv_transpose") else 0)
     if holder is None:
         return "the kernel takes symmetric int8 weights per output channel"
     if holder.bias is not None and not holder.bias.is_floating_point():

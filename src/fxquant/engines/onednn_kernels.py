@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxquant.engines.compiled import qlinear
 from fxquant.engines.kernels import Grid
 from fxquant.passes.convert_weights import QuantizedWeight
 
@@ -174,6 +175,8 @@ class LinearKernel(_Kernel):
         head, rest = self._arguments(x.shape)
         if grid is not None:
             head = (*grid, *head)
+        if torch.compiler.is_compiling():
+            return self._compiled(x, other, head)
         if other is None:
             return torch.ops.onednn.qlinear_pointwise.default(x, *head, *rest)  # type: ignore[no-any-return]
         assert self.accumulate is not None
@@ -182,3 +185,13 @@ class LinearKernel(_Kernel):
         elif self.accumulate.copy or not other.is_contiguous():
             other = other.clone(memory_format=torch.contiguous_format)
         return torch.ops.onednn.qlinear_pointwise.binary(x, *head, other, *rest)  # type: ignore[no-any-return]
+
+    def _compiled(self, x: Tensor, other: Tensor | None, head: tuple[Any, ...]) -> Tensor:
+        output, tail, accumulate = self.output, self.tail, self.accumulate
+        grid = (accumulate.grid if accumulate is not None else None) or (1.0, 0)
+        post = "add" if accumulate is None or accumulate.grid is None else "sum"
+        if other is not None:
+            other = other.expand(*x.shape[:-1], other.shape[-1]).contiguous()
+        grids = [output.scale, float(output.zero_point), *map(float, grid)]
+        end = (output.dtype, post, tail.name, list(tail.args), tail.algorithm)
+        return qlinear(x, *head, other, self.holder.bias, grids, *end)  # type: ignore[no-any-return]
