@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fxquant.capture import InputError, capture
 from fxquant.capture.capture import Method
+from fxquant.errors import CaptureError
 
 both = pytest.mark.parametrize("method", ["symbolic", "export"])
 
@@ -147,3 +148,16 @@ def test_sizes_that_depend_on_data_stay_free() -> None:
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_trying_sizes_of_one_warns_of_nothing() -> None:
     capture(nn.Sequential(nn.InstanceNorm1d(4)).eval(), (torch.randn(2, 4, 8),), method="export")
+
+
+def test_an_output_that_export_refuses_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cache:
+        pass
+
+    class Returns(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Cache]:
+            return x * 2, Cache()
+
+    monkeypatch.setattr(torch.export, "export", lambda *args, **kwargs: pytest.fail("not to be called"))
+    with pytest.raises(CaptureError, match="the model returns one"):
+        capture(Returns(), (torch.randn(2, 4),), method="export")

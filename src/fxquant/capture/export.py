@@ -25,8 +25,9 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from fxquant.capture.batch import batch_size, double_batch
+from fxquant.capture.compare import evaluating, run
 from fxquant.capture.guards import check_sizes, pack
-from fxquant.capture.inputs import Slot, add_placeholders, as_call, signature_of
+from fxquant.capture.inputs import PLAIN, Slot, add_placeholders, as_call, signature_of
 from fxquant.capture.origin import locate, reason, set_origins
 from fxquant.capture.sizes import conditions
 from fxquant.core.graph import TensorInfo, free_path, get_attr
@@ -48,6 +49,7 @@ class Exported:
 def export(tree: nn.Module, slots: tuple[Slot, ...]) -> Exported:
     """Export the tree; raise a `CaptureError` that names the user's line if that cannot be done."""
     values = {slot.name: slot.value for slot in slots}
+    _check_outputs(tree, *as_call(slots, values))
     attempts = [(values, True), (values, False)]
     if batch_size(values) == 1:  # export fixes sizes of 1
         attempts = [(double_batch(values), True), *attempts]
@@ -61,6 +63,19 @@ def export(tree: nn.Module, slots: tuple[Slot, ...]) -> Exported:
         except Exception as error:
             errors.append(error)
     raise _explain(errors[-1], tree) from errors[-1]
+
+
+def _check_outputs(tree: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a model that returns what export cannot: export itself says so only after all of its work."""
+    try:
+        with evaluating(tree):
+            leaves = pytree.tree_leaves(run(tree, args, kwargs))
+    except Exception:
+        return  # there is a message for that later
+    for leaf in leaves:
+        if not isinstance(leaf, (torch.Tensor, *PLAIN)):
+            why = f"a graph cannot hold a {type(leaf).__module__}.{type(leaf).__qualname__}"
+            raise CaptureError(f"torch.export: {why}, and the model returns one. Use method='piecewise'.", reason=why)
 
 
 def _run_export(tree: nn.Module, slots: tuple[Slot, ...], values: dict[str, Any], dynamic: bool) -> ExportedProgram:

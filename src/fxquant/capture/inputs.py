@@ -22,7 +22,7 @@ from fxquant.capture.guards import check_fixed, check_given, unpack
 from fxquant.errors import CaptureError
 
 NOTHING = inspect.Parameter.empty
-_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format)
+PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format)
 
 # creates a node (or proxy) from op, target, args, kwargs
 Create = Callable[[str, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -100,7 +100,7 @@ def add_placeholders(create: Create, slots: tuple[Slot, ...]) -> dict[str, Any]:
     defaults_began = False
     for slot in slots:
         default = slot.default
-        if default is not NOTHING and not isinstance(default, _PLAIN):
+        if default is not NOTHING and not isinstance(default, PLAIN):
             if slot.given:
                 default = NOTHING
             else:
@@ -138,7 +138,7 @@ def _open(create: Create, slot: Slot, node: Any, late: bool) -> Any:
 
 
 def _fix(create: Create, node: Any, name: str, value: Any) -> Any:
-    if not isinstance(value, _PLAIN):
+    if not isinstance(value, PLAIN):
         raise CaptureError(
             f"argument {name!r} is a {type(value).__name__}, which is neither a tensor nor a plain value nor a "
             "container of them. Pass its tensors in tuples, lists or dicts, or register it with "
