@@ -11,6 +11,7 @@ the code did not ask for stays free. What follows from the values in a tensor is
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import linecache
 import sys
@@ -211,6 +212,7 @@ def seeing_proxies(tree: nn.Module) -> Iterator[None]:
         return original_tensor(data, **kwargs)
 
     original_tensor = torch.tensor
+    importlib.import_module("torch._dynamo")  # tracing imports it, and it keeps what it finds under these names
     with contextlib.ExitStack() as stack:
         for name in ("zeros", "ones", "empty", "rand", "randn"):
             stack.enter_context(mock.patch.object(torch, name, sized(getattr(torch, name))))

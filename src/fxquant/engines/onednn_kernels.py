@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxquant.engines.compiled import qlinear
+from fxquant.engines.compiled import qconv, qlinear
 from fxquant.engines.kernels import Grid
 from fxquant.passes.convert_weights import QuantizedWeight
 
@@ -115,9 +115,21 @@ class _Kernel(nn.Module):
         output, tail, accumulate = self.output, self.tail, self.accumulate
         end: tuple[Any, ...] = (output.scale, output.zero_point, output.dtype)
         if accumulate is not None:
-            grid = accumulate.grid
-            end += (1.0, 0, "add", 1.0) if grid is None else (*grid, "sum", 1.0)
+            end += (*(accumulate.grid or (1.0, 0)), self._sum_name(), 1.0)
         return (*end, tail.name, tail.args, tail.algorithm)
+
+    def _sum_name(self) -> str:
+        """A float tensor is added; integers are summed up in place."""
+        return "add" if self.accumulate is None or self.accumulate.grid is None else "sum"
+
+    def _grids(self, grid: Grid | None) -> list[float]:
+        """Of the input, the output and the second tensor, for the ops in compiled.py."""
+        second = (self.accumulate.grid if self.accumulate is not None else None) or (1.0, 0)
+        first = self.x_grid or grid or (1.0, 0)
+        return [*first, self.output.scale, float(self.output.zero_point), *second]
+
+    def _tail(self) -> tuple[str, list[float], str]:
+        return self.tail.name, list(self.tail.args), self.tail.algorithm
 
     def extra_repr(self) -> str:
         kind = self.holder.kind
@@ -151,6 +163,14 @@ class ConvKernel(_Kernel):
         return self._head(packed), (holder.bias, *geometry, *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
+        if torch.compiler.is_compiling():
+            stride, padding, dilation, groups = self.geometry
+            geometry = (list(stride), list(padding), list(dilation), groups)
+            end = (*geometry, self._grids(grid), self.output.dtype, *self._tail())
+            holder = self.holder
+            result = qconv(x, holder.weight, holder.weight_scale, other, holder.bias, *end)
+            assert isinstance(result, Tensor)
+            return result
         head, rest = self._arguments(x.shape)
         if grid is not None:
             head = (*grid, *head)
@@ -172,11 +192,17 @@ class LinearKernel(_Kernel):
         return self._head(packed), (self.holder.bias, *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
+        if torch.compiler.is_compiling():
+            if other is not None:
+                other = other.expand(*x.shape[:-1], other.shape[-1]).contiguous()
+            end = (self.output.dtype, self._sum_name(), *self._tail())
+            holder = self.holder
+            result = qlinear(x, holder.weight, holder.weight_scale, other, holder.bias, self._grids(grid), *end)
+            assert isinstance(result, Tensor)
+            return result
         head, rest = self._arguments(x.shape)
         if grid is not None:
             head = (*grid, *head)
-        if torch.compiler.is_compiling():
-            return self._compiled(x, other, head)
         if other is None:
             return torch.ops.onednn.qlinear_pointwise.default(x, *head, *rest)  # type: ignore[no-any-return]
         assert self.accumulate is not None
@@ -185,13 +211,3 @@ class LinearKernel(_Kernel):
         elif self.accumulate.copy or not other.is_contiguous():
             other = other.clone(memory_format=torch.contiguous_format)
         return torch.ops.onednn.qlinear_pointwise.binary(x, *head, other, *rest)  # type: ignore[no-any-return]
-
-    def _compiled(self, x: Tensor, other: Tensor | None, head: tuple[Any, ...]) -> Tensor:
-        output, tail, accumulate = self.output, self.tail, self.accumulate
-        grid = (accumulate.grid if accumulate is not None else None) or (1.0, 0)
-        post = "add" if accumulate is None or accumulate.grid is None else "sum"
-        if other is not None:
-            other = other.expand(*x.shape[:-1], other.shape[-1]).contiguous()
-        grids = [output.scale, float(output.zero_point), *map(float, grid)]
-        end = (output.dtype, post, tail.name, list(tail.args), tail.algorithm)
-        return qlinear(x, *head, other, self.holder.bias, grids, *end)  # type: ignore[no-any-return]

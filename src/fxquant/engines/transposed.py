@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fxquant.engines.compiled import qconv
 from fxquant.engines.kernels import Grid
 from fxquant.engines.onednn_kernels import Output, Tail, _Kernel
 from fxquant.passes.convert_weights import QuantizedWeight
@@ -34,7 +35,8 @@ class TransposedKernel(_Kernel):
         super().__init__(holder, x_grid, output, tail, None)
         self.geometry = geometry
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    def _phases(self) -> tuple[Tensor, Tensor, Tensor | None, tuple[list[int], list[int], list[int], int]]:
+        """Weight, scale, bias and geometry of the convolution."""
         stride, _, _, groups = self.geometry
         holder = self.holder
         stride2: Pair = (1, stride[0]) if len(stride) == 1 else (stride[0], stride[1])
@@ -45,7 +47,10 @@ class TransposedKernel(_Kernel):
         bias = holder.bias
         if bias is not None:
             bias = bias.view(groups, 1, -1).expand(-1, count, -1).flatten().contiguous()
-        geometry = ([1, 1], [size - 1 for size in phases.shape[2:]], [1, 1], groups)
+        return phases, scale, bias, ([1, 1], [size - 1 for size in phases.shape[2:]], [1, 1], groups)
+
+    def _pack(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
+        phases, scale, bias, geometry = self._phases()
         grid = self.x_grid or (1.0, 0)  # the packed form does not depend on it
         packed = torch.ops.onednn.qconv_prepack(phases, scale, *grid, *geometry, list(shape))
         head = (*(self.x_grid or ()), packed, scale, torch.zeros(scale.numel(), dtype=torch.int32))
@@ -55,10 +60,15 @@ class TransposedKernel(_Kernel):
         line = len(self.geometry[0]) == 1
         if line:
             x = x.unsqueeze(2)
-        head, rest = self._arguments(x.shape)
-        if grid is not None:
-            head = (*grid, *head)
-        y = self._interleave(torch.ops.onednn.qconv_pointwise.default(x, *head, *rest), x)
+        if torch.compiler.is_compiling():
+            weight, scale, bias, geometry = self._phases()
+            y = qconv(x, weight, scale, None, bias, *geometry, self._grids(grid), self.output.dtype, *self._tail())
+        else:
+            head, rest = self._arguments(x.shape)
+            if grid is not None:
+                head = (*grid, *head)
+            y = torch.ops.onednn.qconv_pointwise.default(x, *head, *rest)
+        y = self._interleave(y, x)
         return y.squeeze(2) if line else y
 
     def _interleave(self, y: Tensor, x: Tensor) -> Tensor:
