@@ -27,6 +27,7 @@ import torch
 from torch import fx, nn
 from torch.fx.node import _get_qualified_name, map_arg
 
+from fxquant.core.loading import adapt_state
 from fxquant.errors import InputError
 
 log = logging.getLogger("fxquant")
@@ -75,6 +76,8 @@ class RegionState:
     order: int = 0  # ops of the same kind before it in the module around it, for such a child
     warned: bool = False  # that a call ran in float
     boundary: Any = None  # core.boundary.Boundary: inputs and outputs that are integers
+    shift: tuple[int, int] | None = None  # of the target, see core.target.Target
+    moved: dict[str, tuple[str, bool]] | None = None  # the float model's name of a tensor -> (ours, transposed)
 
 
 class Region(fx.GraphModule):
@@ -174,6 +177,7 @@ class Region(fx.GraphModule):
                 rest = key.removeprefix(prefix)
                 if rest.partition(".")[0] not in self._modules:
                     state_dict[f"{prefix}{self._region.flat}.{rest}"] = state_dict.pop(key)
+        adapt_state(self, self._region, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:

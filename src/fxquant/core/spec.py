@@ -21,6 +21,7 @@ ScaleKind = Literal["float", "pow2"]
 Rounding = Literal["half_even", "half_up", "floor"]
 ObserverKind = Literal["minmax", "moving_average", "percentile", "histogram", "entropy", "fixed"]
 Learn = Literal["ste", "lsq", "lsq+", "tqt", "pact"]
+Int32 = Literal["int32"]  # a bias as the accumulator holds it, at the scale of input times weight
 
 MIN_BITS, MAX_BITS = 2, 16
 

@@ -116,8 +116,6 @@ def match_group(region: Region, node: fx.Node, ops: OpTable, tails: frozenset[st
     holder = _kernel_weight(region, weight)
     if holder is None:
         return "the kernel takes symmetric int8 weights per output channel"
-    if holder.bias is not None and not holder.bias.is_floating_point():
-        return "the kernel takes float biases"
     add, other = _residual(region, node, ops) if residual else (node, None)
     last = add
     tail = only_user(last)

@@ -86,7 +86,7 @@ class _Kernel(nn.Module):
     def _scales(self) -> tuple[Tensor, Tensor, Tensor | None]:
         holder = self.holder
         zeros = torch.zeros(holder.weight_scale.numel(), dtype=torch.int32)
-        return holder.weight_scale, zeros, holder.bias
+        return holder.weight_scale, zeros, holder.dequantized("bias")
 
     def extra_repr(self) -> str:
         kind = self.holder.kind

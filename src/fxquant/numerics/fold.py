@@ -11,6 +11,14 @@ from torch import Tensor, nn
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
+FROZEN = "_fxquant_frozen"  # on a norm that keeps to its running statistics in train mode
+
+
+def uses_batch_statistics(norm: BatchNorm) -> bool:
+    """Whether a call now normalizes by the batch."""
+    return norm.training and FROZEN not in norm.__dict__
+
+
 def norm_gain(norm: BatchNorm) -> Tensor:
     """g, from the running statistics."""
     assert norm.running_var is not None

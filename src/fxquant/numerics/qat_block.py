@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxquant.core.ops import OPS
-from fxquant.core.spec import Spec
-from fxquant.numerics.fold import BatchNorm, folded_bias, norm_gain, per_channel
+from fxquant.core.spec import Int32, Spec
+from fxquant.numerics.fold import BatchNorm, folded_bias, norm_gain, per_channel, uses_batch_statistics
 from fxquant.numerics.learned import observed_fake_quantize
 from fxquant.numerics.ranges import tensor_range
 from fxquant.numerics.weight_quant import WeightQuant
@@ -37,10 +37,14 @@ class QatBlock(nn.Module):
     weight: Tensor
     bias: Tensor | None
     norm: BatchNorm | None
-    bias_spec: Spec | None
+    bias_spec: Spec | Int32 | None
 
     def __init__(
-        self, op: nn.Module, weight_fq: WeightQuant, norm: BatchNorm | None = None, bias_spec: Spec | None = None
+        self,
+        op: nn.Module,
+        weight_fq: WeightQuant,
+        norm: BatchNorm | None = None,
+        bias_spec: Spec | Int32 | None = None,
     ) -> None:
         super().__init__()
         for name, value in op.__dict__.items():
@@ -61,7 +65,7 @@ class QatBlock(nn.Module):
         norm = self.norm
         if norm is None:
             return self._run(x, self.weight_fq(self.weight), self._rounded(self._own_bias), *args, **kwargs)
-        if not norm.training:
+        if not uses_batch_statistics(norm):
             weight, bias = self.folded()
             return self._run(x, self.weight_fq(weight), self._rounded(bias), *args, **kwargs)
         with torch.no_grad():
@@ -88,6 +92,34 @@ class QatBlock(nn.Module):
             self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.__dict__["norm"] = None
 
+    @torch.no_grad()
+    def read_calibrated(self, state_dict: dict[str, Any], prefix: str, prefixes: dict[int, str]) -> None:
+        """Read the state of the same op in a calibrated model, where the batch norm is folded: w = w' / g, ...
+
+        The statistics and gamma stay as they are here; `prefixes` are those of all modules by id.
+        """
+        for name, tensor in self.weight_fq.state_dict().items():
+            state_dict.setdefault(f"{prefix}weight_fq.{name}", tensor)
+        norm = self.norm
+        at = prefixes.get(id(norm), "")
+        if norm is None or f"{at}running_var" in state_dict or f"{prefix}weight" not in state_dict:
+            return
+        gain, own = norm_gain(norm), self._own_bias
+        alive = gain.abs() >= _TINY
+        factor = per_channel(torch.where(alive, gain, 1.0), self)
+        weight = torch.where(per_channel(alive, self), state_dict[f"{prefix}weight"] / factor, self.weight)
+        state_dict[f"{prefix}weight"] = weight
+        folded = state_dict.pop(f"{prefix}bias")
+        if own is not None:
+            state_dict[f"{prefix}bias"] = own.detach().clone()
+        for name, tensor in norm.state_dict().items():
+            state_dict[at + name] = tensor.clone()
+        rest = folded - folded_bias(own, norm, gain)
+        if norm.bias is not None:
+            state_dict[f"{at}bias"] += rest
+        else:
+            state_dict[f"{at}running_mean"] -= torch.where(alive, rest / torch.where(alive, gain, 1.0), 0.0)
+
     def plain(self) -> nn.Module:
         """The op without the block: of its own class, with the same tensors."""
         op = self.op_class.__new__(self.op_class)
@@ -101,8 +133,8 @@ class QatBlock(nn.Module):
         return self._parameters.get("bias")
 
     def _rounded(self, bias: Tensor | None) -> Tensor | None:
-        if bias is None or self.bias_spec is None:
-            return bias
+        if bias is None or not isinstance(self.bias_spec, Spec):
+            return bias  # steps of int32 are far below those of the output
         return observed_fake_quantize(bias, *tensor_range(bias.detach(), self.bias_spec), self.bias_spec)
 
     def _run(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:

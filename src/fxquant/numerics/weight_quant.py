@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from fxquant.core.spec import Spec
-from fxquant.numerics.affine import channel_axis, choose_qparams, quantize
+from fxquant.numerics.affine import channel_axis, choose_qparams, fake_quantize, quantize
 from fxquant.numerics.buffers import own_tensors, restore_dtypes
 from fxquant.numerics.learned import (
     add_parameters,
@@ -27,7 +27,7 @@ from fxquant.numerics.learned import (
     start,
 )
 from fxquant.numerics.lsq import lsq_start
-from fxquant.numerics.weights import weight_range
+from fxquant.numerics.weights import check_weight, weight_range
 
 
 class WeightQuant(nn.Module):
@@ -41,10 +41,13 @@ class WeightQuant(nn.Module):
         self.spec = spec
         self.name = name
         self.ready = False
+        self.frozen = False
         if learns_range(spec):
             add_parameters(self, spec, scale_shape(spec, shape))
 
     def forward(self, weight: Tensor) -> Tensor:
+        if self.frozen:
+            return fake_quantize(weight, self.scale, self.zero_point, self.spec)
         if not learns_range(self.spec):
             return observed_fake_quantize(weight, *_range(weight, self.spec), self.spec)
         self._start(weight)
@@ -61,6 +64,8 @@ class WeightQuant(nn.Module):
     @torch.no_grad()
     def compute_qparams(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """(scale, zero_point) for this weight, found or learned."""
+        if self.frozen:
+            return self.scale, self.zero_point
         if not learns_range(self.spec):
             return choose_qparams(*_range(weight, self.spec), self.spec)
         self._start(weight)
@@ -71,6 +76,15 @@ class WeightQuant(nn.Module):
         """(q, scale, zero_point): the integers of the values that `forward` gives."""
         scale, zero_point = self.compute_qparams(weight)
         return quantize(weight.detach().float(), scale, zero_point, self.spec), scale, zero_point
+
+    def freeze(self, weight: Tensor) -> None:
+        """Fix scale and zero point."""
+        check_weight(weight, self.spec, self.name)
+        scale, zero_point = self.compute_qparams(weight)
+        self._parameters.clear()
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero_point", zero_point)
+        self.frozen = True
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         before = own_tensors(self)
