@@ -28,6 +28,7 @@ from fxquant.flows.freezing import (
     unfreeze_bn_stats,
     unfreeze_observers,
 )
+from fxquant.flows.train import TrainResult, parameter_groups, train_qat
 from fxquant.quantize_fx import convert_fx, convert_to_reference_fx, freeze, fuse_fx, prepare_fx, prepare_qat_fx
 from fxquant.report.benchmark import benchmark
 from fxquant.report.explain import explain
@@ -62,6 +63,7 @@ __all__ = [
     "Spec",
     "StageError",
     "Target",
+    "TrainResult",
     "VerifyError",
     "__version__",
     "benchmark",
@@ -83,10 +85,12 @@ __all__ = [
     "get_default_qconfig_mapping",
     "int4_weight_only_qconfig",
     "load",
+    "parameter_groups",
     "prepare_fx",
     "prepare_qat_fx",
     "quantize",
     "save",
+    "train_qat",
     "unfreeze_bn_stats",
     "unfreeze_observers",
     "weight_only_qconfig",

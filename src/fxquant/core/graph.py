@@ -96,11 +96,15 @@ class Region(fx.GraphModule):
         self._region = state or RegionState(user_class=type(tree))
         self.graph = graph
 
-    @property  # type: ignore[misc]
+    @property
     def __class__(self) -> type:
         """Inside a model the user's class, so that `isinstance(layer, Block)` in the code around goes on working."""
         state = self.__dict__.get("_region")
         return type(self) if state is None or not state.path else state.user_class
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:  # torch.distributed's fully_shard derives a class of its own
+        object.__dict__["__class__"].__set__(self, cls)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -53,10 +53,14 @@ class QatBlock(nn.Module):
         self.__dict__.update(op_class=type(op), norm=norm, bias_spec=bias_spec)
         self.weight_fq = weight_fq.train(op.training)
 
-    @property  # type: ignore[misc]
+    @property
     def __class__(self) -> type:
         found: type = self.__dict__.get("op_class", type(self))
         return found
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:  # torch.distributed's fully_shard derives a class of its own
+        object.__dict__["__class__"].__set__(self, cls)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _new_block, (), self.__dict__
