@@ -25,7 +25,7 @@ _TO_ENGINES = _TO_PASSES | {"targets", "engines", "export"}
 _TO_FLOWS = _TO_ENGINES | {"flows"}
 _TO_REPORT = _TO_FLOWS | {"report"}
 _TO_ASSEMBLE = _TO_REPORT | {"modules", "assemble"}
-_TO_QUANTIZE = _TO_ASSEMBLE | {"quantize_fx"}
+_TO_QUANTIZE = _TO_ASSEMBLE | {"arguments", "quantize_fx"}
 _TO_API = _TO_QUANTIZE | {"api"}
 
 ROOT = "__init__"
@@ -42,7 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": _TO_FLOWS,
     "modules": _TO_NUMERICS | {"capture"},
     "assemble": _TO_REPORT | {"modules"},
-    "quantize_fx": _TO_ASSEMBLE,
+    "arguments": _TO_ASSEMBLE,
+    "quantize_fx": _TO_ASSEMBLE | {"arguments"},
     "api": _TO_QUANTIZE,
     ROOT: _TO_API,
     "demo": _TO_API | {ROOT},

@@ -21,12 +21,22 @@ from fxquant.errors import (
 )
 from fxquant.export.onnx import export_onnx
 from fxquant.flows.calibrate import calibrate
-from fxquant.quantize_fx import convert_fx, convert_to_reference_fx, fuse_fx, prepare_fx
+from fxquant.flows.freezing import (
+    FreezeSchedule,
+    freeze_bn_stats,
+    freeze_observers,
+    unfreeze_bn_stats,
+    unfreeze_observers,
+)
+from fxquant.flows.train import TrainResult, parameter_groups, train_qat
+from fxquant.quantize_fx import convert_fx, convert_to_reference_fx, freeze, fuse_fx, prepare_fx, prepare_qat_fx
 from fxquant.report.benchmark import benchmark
 from fxquant.report.explain import explain
 from fxquant.targets.defaults import (
     default_dynamic_qconfig,
     default_qconfig,
+    get_default_qat_qconfig,
+    get_default_qat_qconfig_mapping,
     get_default_qconfig,
     get_default_qconfig_mapping,
     int4_weight_only_qconfig,
@@ -42,6 +52,7 @@ __all__ = [
     "CaptureError",
     "ConfigError",
     "ConvertCustomConfig",
+    "FreezeSchedule",
     "FuseCustomConfig",
     "FxQuantError",
     "PrepareCustomConfig",
@@ -52,6 +63,7 @@ __all__ = [
     "Spec",
     "StageError",
     "Target",
+    "TrainResult",
     "VerifyError",
     "__version__",
     "benchmark",
@@ -63,14 +75,24 @@ __all__ = [
     "default_qconfig",
     "explain",
     "export_onnx",
+    "freeze",
+    "freeze_bn_stats",
+    "freeze_observers",
     "fuse_fx",
+    "get_default_qat_qconfig",
+    "get_default_qat_qconfig_mapping",
     "get_default_qconfig",
     "get_default_qconfig_mapping",
     "int4_weight_only_qconfig",
     "load",
+    "parameter_groups",
     "prepare_fx",
+    "prepare_qat_fx",
     "quantize",
     "save",
+    "train_qat",
+    "unfreeze_bn_stats",
+    "unfreeze_observers",
     "weight_only_qconfig",
     "wrap",
 ]

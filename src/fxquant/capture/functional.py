@@ -198,7 +198,17 @@ def _with_weights(base: Any, names: tuple[str, ...]) -> type[nn.Module]:
         return _remake, (base, names), self.__dict__
 
     members: dict[str, Any] = {name: reader(name) for name in names}
+
+    def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in names:  # the float model's own name
+            if prefix + name in state_dict:
+                value = state_dict.pop(prefix + name)
+                product = self.__dict__[_SITES][name].is_product
+                state_dict[f"{prefix}{name}.weight"] = value.t() if product else value
+        base._load_from_state_dict(self, state_dict, prefix, *args)
+
     members.update(__module__=base.__module__, __qualname__=base.__qualname__, __reduce_ex__=reduce)
+    members["_load_from_state_dict"] = load
     return type(base.__name__, (base,), members)
 
 

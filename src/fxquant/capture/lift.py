@@ -49,6 +49,7 @@ class _Lifter:
         self.region, self.ops = region, ops
         self.placed: dict[str, tuple[Stock, dict[str, Any]]] = {}  # path -> what was put there
         self.moved: dict[str, str] = {}  # old path of a parameter -> new one
+        self.renamed: dict[str, tuple[str, bool]] = {}  # the same for state dicts: (new path, transposed)
         self.shared: set[str] = set()  # paths of bare parameters that a new module holds as well
         self.originals = dict(region.named_modules(remove_duplicate=False))
 
@@ -174,6 +175,7 @@ class _Lifter:
         set_submodule(self.region, path, self._build(stock, None, tensors))
         self.placed[path] = (stock, tensors)
         self._set_mode(path)
+        self._note_names(path, stock)
         for name, previous in old.items():
             parent, _, attribute = previous.rpartition(".")
             module = self.region.get_submodule(parent)
@@ -211,7 +213,14 @@ class _Lifter:
             self._set_mode(path)
             self.shared.update(str(n.target) for n in stock.tensors.values() if n is not None)
         self.placed[path] = (stock, tensors)
+        if source is None or stock.transposed:
+            self._note_names(path, stock)
         return path
+
+    def _note_names(self, path: str, stock: Stock) -> None:
+        for name, node in stock.tensors.items():
+            if node is not None:
+                self.renamed.setdefault(str(node.target), (f"{path}.{name}", stock.transposed and name == "weight"))
 
     def _build(self, stock: Stock, source: nn.Module | None, tensors: dict[str, Any]) -> nn.Module:
         if stock.transposed:
@@ -244,6 +253,14 @@ class _Lifter:
                     if not user.users:
                         self.region.graph.erase_node(user)
         self._drop_unread()
+        moved = {old: place for old, place in self.renamed.items() if place[1] or self._is_gone(old)}
+        self.region._region.moved = moved
+
+    def _is_gone(self, path: str) -> bool:
+        try:
+            return not isinstance(get_attr(self.region, path), torch.Tensor)
+        except AttributeError:
+            return True
 
     def _drop_unread(self) -> None:
         """Bare parameters that only lifted calls have read; left in place they would be a second key for a tensor."""

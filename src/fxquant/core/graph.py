@@ -27,6 +27,7 @@ import torch
 from torch import fx, nn
 from torch.fx.node import _get_qualified_name, map_arg
 
+from fxquant.core.loading import adapt_state
 from fxquant.errors import InputError
 
 log = logging.getLogger("fxquant")
@@ -75,6 +76,8 @@ class RegionState:
     order: int = 0  # ops of the same kind before it in the module around it, for such a child
     warned: bool = False  # that a call ran in float
     boundary: Any = None  # core.boundary.Boundary: inputs and outputs that are integers
+    shift: tuple[int, int] | None = None  # of the target, see core.target.Target
+    moved: dict[str, tuple[str, bool]] | None = None  # the float model's name of a tensor -> (ours, transposed)
 
 
 class Region(fx.GraphModule):
@@ -93,11 +96,15 @@ class Region(fx.GraphModule):
         self._region = state or RegionState(user_class=type(tree))
         self.graph = graph
 
-    @property  # type: ignore[misc]
+    @property
     def __class__(self) -> type:
         """Inside a model the user's class, so that `isinstance(layer, Block)` in the code around goes on working."""
         state = self.__dict__.get("_region")
         return type(self) if state is None or not state.path else state.user_class
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:  # torch.distributed's fully_shard derives a class of its own
+        object.__dict__["__class__"].__set__(self, cls)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -189,6 +196,7 @@ class Region(fx.GraphModule):
                 rest = key.removeprefix(prefix)
                 if rest.partition(".")[0] not in self._modules:
                     state_dict[f"{prefix}{self._region.flat}.{rest}"] = state_dict.pop(key)
+        adapt_state(self, self._region, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:

@@ -182,6 +182,11 @@ class Rules:
             )
 
     @property
+    def has_setters(self) -> bool:
+        """Whether the rules are callables, so that what they give is known only when they are asked."""
+        return bool(self._setters)
+
+    @property
     def is_training(self) -> bool:
         tables = self.mapping.to_dict()
         values = [tables[""], *(entry[-1] for key in tables if key for entry in tables[key])]

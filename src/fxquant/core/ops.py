@@ -644,9 +644,10 @@ class OpTable:
             return None
 
     def of_node(self, node: fx.Node, root: nn.Module) -> Op | None:
-        """The row of a graph node."""
+        """The row of a graph node; a module with an `op_class` stands for an op of that class."""
         if node.op == "call_module":
-            return self.of(type(root.get_submodule(str(node.target))))
+            module = root.get_submodule(str(node.target))
+            return self.of(module.__dict__.get("op_class", type(module)))
         if node.op in ("call_function", "call_method"):
             return self.of(node.target)
         return None

@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import fx
 
-from fxquant.core.spec import Spec
+from fxquant.core.spec import Int32, Spec
 
 # on functions and module classes whose body is left as written (capture/wrap.py)
 WRAPPED = "__fxquant_wrapped__"
@@ -28,7 +28,7 @@ class Note:
     inputs: tuple[str | None, ...] = ()
     output: str | None = None
     weight: Spec | None = None
-    bias: Spec | None = None
+    bias: Spec | Int32 | None = None
     group: str | None = None
     observe_output: bool = True  # False where the output lies on the input's grid anyway
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from fxquant.core.spec import ObserverKind, Spec
+from fxquant.core.spec import Int32, ObserverKind, Spec
 from fxquant.errors import ConfigError
 
 Float = Literal["float"]
@@ -19,12 +19,13 @@ class QConfig:
 
     `activation` is for inputs and output, `weight` for the weight; None leaves them in float. `input` and `output`
     override `activation` for one side: a Spec, or "float" to exempt it. `input` may also be a dict from operand
-    position to Spec or "float", to treat a single operand. `bias` is float unless a spec is given.
+    position to Spec or "float", to treat a single operand. `bias` is float unless a spec is given, or "int32": whole
+    numbers at the scale of the input times that of the weight, as accumulators hold them.
     """
 
     activation: Spec | None = None
     weight: Spec | None = None
-    bias: Spec | None = None
+    bias: Spec | Int32 | None = None
     output: Spec | Float | None = None
     input: Spec | Float | Mapping[int, Spec | Float] | tuple[tuple[int, Spec | Float], ...] | None = None
 
@@ -33,7 +34,7 @@ class QConfig:
             object.__setattr__(self, "input", tuple(sorted(self.input.items(), key=lambda item: item[0])))
         for field in ("activation", "weight", "bias"):
             value = getattr(self, field)
-            if value is not None and not isinstance(value, Spec):
+            if value is not None and not isinstance(value, Spec) and not (field == "bias" and value == "int32"):
                 read = _spec_from_factory(value, field)
                 object.__setattr__(self, field, read)
         for field in ("output", "input"):
@@ -49,6 +50,8 @@ class QConfig:
                         f"QConfig({field}=...): activations are quantized per_tensor, not {spec.granularity}. "
                         "Use granularity='per_tensor' there; per_channel and per_group are for weights."
                     )
+        if isinstance(self.bias, Spec) and self.bias.granularity != "per_tensor":
+            raise ConfigError('QConfig(bias=...): a bias has one scale (per_tensor), or is "int32".')
         if self.weight is not None and self.weight.dynamic:
             raise ConfigError("QConfig(weight=Spec(dynamic=True)): a weight does not change at run time.")
 

@@ -21,6 +21,7 @@ ScaleKind = Literal["float", "pow2"]
 Rounding = Literal["half_even", "half_up", "floor"]
 ObserverKind = Literal["minmax", "moving_average", "percentile", "histogram", "entropy", "fixed"]
 Learn = Literal["ste", "lsq", "lsq+", "tqt", "pact"]
+Int32 = Literal["int32"]  # a bias as the accumulator holds it, at the scale of input times weight
 
 MIN_BITS, MAX_BITS = 2, 16
 
@@ -36,8 +37,8 @@ class Spec:
 
     `axis` is the channel axis for "per_channel" and the grouped axis for "per_group" is the last one, in runs of
     `group_size`. `learn` makes it a spec for training: "ste" trains through the rounding with observed ranges, the
-    others learn the range too. `percentile` is used by that observer only, `range` by "fixed" only, `momentum` by
-    "moving_average" only.
+    others learn the range too ("tqt" a power of two). `percentile` is used by that observer only, `range` by "fixed"
+    only, `momentum` by "moving_average" only.
     """
 
     bits: int = 8
@@ -84,6 +85,19 @@ class Spec:
             raise ConfigError(f"Spec(momentum={self.momentum!r}): expected a number above 0 and at most 1.")
         if self.dynamic and self.learn is not None:
             raise ConfigError("Spec(dynamic=True, learn=...): a range found at run time cannot be learned.")
+        self._check_learn()
+
+    def _check_learn(self) -> None:
+        if self.learn == "tqt":
+            object.__setattr__(self, "scale", "pow2")  # that is what it learns
+            if not self.symmetric:
+                raise ConfigError("Spec(learn='tqt', symmetric=False): tqt is for symmetric grids. Use symmetric=True.")
+        elif self.scale == "pow2" and self.learn not in (None, "ste"):
+            raise ConfigError(f"Spec(scale='pow2', learn={self.learn!r}): use 'tqt', which learns powers of two.")
+        if self.learn == "lsq+" and self.symmetric:
+            raise ConfigError(
+                "Spec(learn='lsq+', symmetric=True): lsq+ learns an offset. Use symmetric=False or 'lsq'."
+            )
 
     @property
     def quant_min(self) -> int:
@@ -99,6 +113,10 @@ class Spec:
         if self.bits <= 8:
             return torch.int8 if self.signed else torch.uint8
         return torch.int16 if self.signed else torch.uint16
+
+    def trained(self) -> Spec:
+        """The same spec for training: straight through the rounding, unless it says how. Dynamic ones stay."""
+        return self if self.dynamic or self.learn is not None else self.with_(learn="ste")
 
     def with_(self, **changes: Any) -> Spec:
         """The same spec with some fields changed."""

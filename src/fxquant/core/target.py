@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fxquant.core.ops import OPS
 from fxquant.core.qconfig import QConfig
-from fxquant.core.spec import Spec
+from fxquant.core.spec import Int32, Spec
 from fxquant.errors import ConfigError
 
 SPLITTABLE = frozenset(("silu",))
@@ -20,7 +20,8 @@ class Target:
     `kinds` run in int8. `tails[kind]` are the unary kinds that its kernel applies before it writes its output.
     `residual` are the kinds whose kernel can add a second int8 tensor. `share` are kinds whose output has to use the
     input's scale although the op table gives them a range of their own. `split` are kinds that are written as smaller
-    ops first ("silu"; see passes/split_ops.py).
+    ops first ("silu"; see passes/split_ops.py). `bias` is as in QConfig. `shift` are the least and the greatest right
+    shift from accumulator to output, for hardware whose scales are powers of two.
     """
 
     name: str
@@ -31,6 +32,8 @@ class Target:
     residual: frozenset[str] = frozenset()
     share: frozenset[str] = frozenset()
     split: frozenset[str] = frozenset()
+    bias: Spec | Int32 | None = None
+    shift: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         named = {*self.kinds, *self.tails, *self.residual, *self.share, *self.split}
@@ -45,4 +48,4 @@ class Target:
     @property
     def qconfig(self) -> QConfig:
         """The post-training static qconfig of the target."""
-        return QConfig(activation=self.activation, weight=self.weight)
+        return QConfig(activation=self.activation, weight=self.weight, bias=self.bias)

@@ -97,6 +97,8 @@ def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
         kernel: nn.Module = LinearKernel(group.holder, group.x_grid, output, tail, accumulate)
     elif group.kind in _TRANSPOSED:
         stride, padding, extra, groups, dilation = group.node.args[3:8]
+        if isinstance(extra, fx.Node):
+            return "its output size is given at run time"
         if not fits(tuple(group.holder.weight.shape[2:]), stride, padding, extra, dilation):
             return "dilation, or an output padding beyond the kernel's reach"
         kernel = TransposedKernel(group.holder, group.x_grid, output, tail, (stride, padding, extra, groups))  # type: ignore[arg-type]

@@ -118,8 +118,6 @@ def match_group(
     holder = _kernel_weight(region, weight, axis=1 if op.kind.startswith("conv_transpose") else 0)
     if holder is None:
         return "the kernel takes symmetric int8 weights per output channel"
-    if holder.bias is not None and not holder.bias.is_floating_point():
-        return "the kernel takes float biases"
     add, other = _residual(region, node, ops, float_sum) if residual else (node, None)
     if other is not None and not is_dequantize(other):
         return _float_sum(node, op.kind, x, holder, add, other)

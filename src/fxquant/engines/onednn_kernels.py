@@ -160,7 +160,7 @@ class ConvKernel(_Kernel):
         holder = self.holder
         grid = self.x_grid or (1.0, 0)  # the packed form does not depend on it
         packed = torch.ops.onednn.qconv_prepack(holder.weight, holder.weight_scale, *grid, *geometry, list(shape))
-        return self._head(packed), (holder.bias, *geometry, *self._end())
+        return self._head(packed), (holder.dequantized("bias"), *geometry, *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
         if torch.compiler.is_compiling():
@@ -168,7 +168,7 @@ class ConvKernel(_Kernel):
             geometry = (list(stride), list(padding), list(dilation), groups)
             end = (*geometry, self._grids(grid), self.output.dtype, *self._tail())
             holder = self.holder
-            result = qconv(x, holder.weight, holder.weight_scale, other, holder.bias, *end)
+            result = qconv(x, holder.weight, holder.weight_scale, other, holder.dequantized("bias"), *end)
             assert isinstance(result, Tensor)
             return result
         head, rest = self._arguments(x.shape)
@@ -189,7 +189,7 @@ class LinearKernel(_Kernel):
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
         packed = torch.ops.onednn.qlinear_prepack(self.holder.weight, [math.prod(shape[:-1]), shape[-1]])
-        return self._head(packed), (self.holder.bias, *self._end())
+        return self._head(packed), (self.holder.dequantized("bias"), *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
         if torch.compiler.is_compiling():
@@ -197,7 +197,9 @@ class LinearKernel(_Kernel):
                 other = other.expand(*x.shape[:-1], other.shape[-1]).contiguous()
             end = (self.output.dtype, self._sum_name(), *self._tail())
             holder = self.holder
-            result = qlinear(x, holder.weight, holder.weight_scale, other, holder.bias, self._grids(grid), *end)
+            result = qlinear(
+                x, holder.weight, holder.weight_scale, other, holder.dequantized("bias"), self._grids(grid), *end
+            )
             assert isinstance(result, Tensor)
             return result
         head, rest = self._arguments(x.shape)

@@ -44,7 +44,7 @@ class TransposedKernel(_Kernel):
         phases = phase_weight(weight, stride2, groups)
         count = stride2[0] * stride2[1]
         scale = holder.weight_scale.repeat(groups * count)
-        bias = holder.bias
+        bias = holder.dequantized("bias")
         if bias is not None:
             bias = bias.view(groups, 1, -1).expand(-1, count, -1).flatten().contiguous()
         return phases, scale, bias, ([1, 1], [size - 1 for size in phases.shape[2:]], [1, 1], groups)

@@ -45,9 +45,9 @@ class WeightOnlyLinear(nn.Module):
             zero = holder.weight_zero_point
             zero = torch.zeros_like(holder.weight_scale, dtype=torch.int32) if zero is None else zero
             weight = dequantize(holder.weight, holder.weight_scale, zero, holder.spec, x.dtype)
-            return F.linear(x, weight, holder.bias)
+            return F.linear(x, weight, holder.dequantized("bias"))
         result = product.to(x.dtype).reshape(*x.shape[:-1], -1)
-        return result if holder.bias is None else result.add_(holder.bias)
+        return result if holder.bias is None else result.add_(holder.dequantized("bias"))
 
     def _product(self, x: Tensor) -> Tensor | None:
         spec = self.holder.spec

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fxquant.core.graph import regions
+from fxquant.core.graph import Region, regions
 from fxquant.core.tree import tree_of
 from fxquant.errors import CalibrationError, StageError
+from fxquant.numerics.channel_mean import ChannelMean
+from fxquant.numerics.fake_quant import FakeQuant
+from fxquant.numerics.merge_ranks import merge_means, merge_over_ranks
+from fxquant.numerics.observers import Observer
 
 
 def calibrate(prepared: nn.Module, data: Iterable[Any], *, num_batches: int | None = None) -> nn.Module:
     """Feed batches to a prepared model and return it.
 
     A batch is a tensor, a dict of keyword arguments, or a tuple or list of positional arguments; what goes beyond the
-    example inputs given to `prepare_fx` (labels, mostly) is left out.
+    example inputs given to `prepare_fx` (labels, mostly) is left out. With torch.distributed, every rank gives its own
+    share of the data, and all end with the ranges of the whole. A model from `prepare_qat_fx` trains from these ranges.
     """
     stages = {region._region.stage for _, region in regions(prepared)}
     if "prepared" not in stages:
         what = f"a {stages.pop()} model" if stages else "a plain module"
-        raise StageError(f"calibrate needs a model from prepare_fx, and got {what}.")
+        raise StageError(f"calibrate needs a model from prepare_fx or prepare_qat_fx, and got {what}.")
     if prepared.training:
         raise StageError("calibrate runs in eval mode: call prepared.eval() first.")
     if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
@@ -30,20 +36,45 @@ def calibrate(prepared: nn.Module, data: Iterable[Any], *, num_batches: int | No
             f"calibration data is a {type(data).__name__}; give an iterable of batches: a DataLoader or [batch]."
         )
     count = 0
-    with torch.no_grad():
+    with torch.no_grad(), _observing(prepared) as observers:
         for batch in data:
             if num_batches is not None and count >= num_batches:
                 break
             run_batch(prepared, batch)
             count += 1
-    if not count:
+        merge_over_ranks(observers)
+        merge_means([module for module in prepared.modules() if isinstance(module, ChannelMean)])
+    if not count and not any(observer.seen for observer in observers):
         raise CalibrationError("the calibration data has no batches. Give at least one; about 100 images is usual.")
     return prepared
 
 
+@contextlib.contextmanager
+def _observing(prepared: nn.Module) -> Iterator[list[Observer]]:
+    """While it lasts, quantizers that train observe as well; gives the observers, in the order of the model."""
+    quantizers = [module for module in prepared.modules() if isinstance(module, FakeQuant)]
+    training = [quantizer for quantizer in quantizers if quantizer.state == "train"]
+    for quantizer in training:
+        quantizer.state, quantizer.ready = "observe", False
+    try:
+        yield [q.observer for q in quantizers if q.observer is not None and q.state == "observe"]
+    finally:
+        for quantizer in training:
+            quantizer.state = "train"
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel, FullyShardedDataParallel or an averaged copy."""
+    while not isinstance(model, Region) and isinstance(inner := getattr(model, "module", None), nn.Module):
+        if type(model).__module__.partition(".")[0] != "torch":
+            break
+        model = inner
+    return model
+
+
 def run_batch(prepared: nn.Module, batch: Any) -> Any:
     """Call the model with a batch in any of the forms that `calibrate` takes."""
-    tree = tree_of(prepared)
+    tree = tree_of(unwrapped(prepared))
     fixed = dict(tree.concrete)
     if isinstance(batch, Mapping):
         names = tree.input_names

@@ -13,16 +13,25 @@ from torch import Tensor, nn
 
 
 def restore_dtypes(module: nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Undo what a cast did to the module's own buffers; `before` holds them as they were. Moves are kept."""
+    """Undo what a cast did to the module's own tensors; `before` holds them as they were. Moves are kept."""
     for name, old in before.items():
-        new = module._buffers[name]
-        if new is not None and new.dtype != old.dtype:
+        new = module._buffers[name] if name in module._buffers else module._parameters[name]
+        if new is None or new.dtype == old.dtype:
+            continue
+        if isinstance(new, nn.Parameter):
+            new.data = old.to(new.device)
+        else:
             module._buffers[name] = old.to(new.device)
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor]:
     """The module's own buffers by name, without those of its children."""
     return dict(module.named_buffers(recurse=False))
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The data of the module's own parameters and buffers by name."""
+    return {**own_buffers(module), **{name: p.data for name, p in module.named_parameters(recurse=False)}}
 
 
 def resize_to_loaded(module: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> None:

@@ -1,7 +1,12 @@
 """The quantizer that sits in a prepared graph.
 
     observe    x' = x, and the observer sees x
+    train      x' = fake_quantize(x) with gradients: the range follows the data ("ste") or is learned (learned.py)
     frozen     x' = fake_quantize(x, scale, zero_point), with the range of x itself for dynamic specs
+    off        x' = x: frozen without a range
+
+A spec that learns starts in "train". Its range starts from calibration if there was one, else from the first batch in
+train mode; before that the quantizer lets x pass. In eval mode nothing is observed.
 
 `state` is a plain attribute, so that a compiled graph branches on it without reading a tensor; it travels in the state
 dict as an extra state that is a small tensor, which `torch.load(weights_only=True)` and safetensors both accept.
@@ -18,13 +23,27 @@ from typing_extensions import Self
 
 from fxquant.core.spec import Spec
 from fxquant.errors import StageError
+from fxquant.numerics.adopt import adopt_observer, adopt_tensors
 from fxquant.numerics.affine import choose_qparams, fake_quantize
-from fxquant.numerics.buffers import own_buffers, resize_to_loaded, restore_dtypes
+from fxquant.numerics.buffers import own_tensors, resize_to_loaded, restore_dtypes
+from fxquant.numerics.learned import (
+    add_parameters,
+    is_started,
+    learned_fake_quantize,
+    learned_qparams,
+    learns_range,
+    observed_fake_quantize,
+    start,
+)
+from fxquant.numerics.lsq import lsq_start
+from fxquant.numerics.merge_ranks import merge_over_ranks
 from fxquant.numerics.observers import Observer, make_observer
 from fxquant.numerics.ranges import tensor_range
+from fxquant.numerics.ranks import agree_on_mean
 
-State = Literal["observe", "frozen"]
+State = Literal["observe", "frozen", "train", "off"]
 STATES: tuple[State, ...] = get_args(State)  # saved by position: add new states at the end
+_LOOKS_AWAY = 16  # added to the saved state of a quantizer whose observer is frozen
 
 
 class FakeQuant(nn.Module):
@@ -38,17 +57,24 @@ class FakeQuant(nn.Module):
         super().__init__()
         self.spec = spec
         self.name = name
-        self.state: State = "observe"
+        self.state: State = "observe" if spec.learn is None else "train"
+        self.observing = True  # in train mode; see freeze_observers
+        self.ready = False  # a range is known to be there, so that no tensor has to be read to find out
         self.register_buffer("scale", torch.tensor(1.0))
         self.register_buffer("zero_point", torch.tensor(0, dtype=torch.int32))
         self.observer = None if spec.dynamic else make_observer(spec, name)
+        if learns_range(spec):
+            add_parameters(self, spec, ())
 
-    def forward(self, x: Tensor, observe: bool = True) -> Tensor:
+    def forward(self, x: Tensor, observe: bool = True, training: bool = True) -> Tensor:
+        """`observe=False`: x lies on the grid of this quantizer anyway. `training=False`: let x pass in train mode."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         if self.state == "frozen":
             return self._fake_quantize(x)
-        if self.observer is not None and observe:
+        if self.state == "train":
+            return self._train(x, observe) if training or not self.training else x
+        if self.observer is not None and observe and self.state == "observe":
             if self.training:
                 raise StageError(
                     f"calibration ran in train mode at tensor {self.name!r}: batch norm and dropout would "
@@ -57,17 +83,70 @@ class FakeQuant(nn.Module):
             self.observer.update(x)
         return x
 
+    def _train(self, x: Tensor, observe: bool) -> Tensor:
+        if self.observer is None:
+            return self._fake_quantize(x)
+        # a checkpointed block runs again inside of backward: the batch was seen
+        fresh = self.training and observe and torch._C._current_graph_task_id() == -1
+        if fresh and not learns_range(self.spec) and self.observing:
+            self.observer.update(x, shared=True)
+        if not self._is_ready() and not (fresh and self._start_from(x)):
+            return x
+        if learns_range(self.spec):
+            return learned_fake_quantize(self, x, self.spec)
+        return observed_fake_quantize(x, *self.observer.range(), self.spec)
+
+    def _is_ready(self) -> bool:
+        """Whether there is a range; one that calibration left with the observer starts what is learned."""
+        if not self.ready:
+            assert self.observer is not None
+            if not learns_range(self.spec):
+                self.ready = self.observer.seen
+            elif is_started(self, self.spec):
+                self.ready = True
+            elif self.observer.seen:
+                start(self, self.spec, *self.observer.range())
+                self.ready = True
+        return self.ready
+
+    def _start_from(self, x: Tensor) -> bool:
+        """Start what is learned from a first batch, the same on all ranks; False if it holds nothing."""
+        if self.observer is None or not learns_range(self.spec):
+            return False
+        self.observer.update(x)
+        merge_over_ranks([self.observer])
+        if not self.observer.seen:
+            return False
+        step = agree_on_mean(lsq_start(x, self.spec)) if self.spec.learn == "lsq" and self.spec.symmetric else None
+        start(self, self.spec, *self.observer.range(), step=step)
+        self.ready = True
+        return True
+
+    @property
+    def has_range(self) -> bool:
+        """Whether it saw data, was given a range, or learned one."""
+        if self.observer is None or self.state == "frozen":
+            return True
+        return self.observer.seen or (learns_range(self.spec) and is_started(self, self.spec))
+
     def compute_qparams(self) -> tuple[Tensor, Tensor]:
-        """(scale, zero_point) from what was observed; StageError when nothing was, or the spec is dynamic."""
+        """(scale, zero_point), observed or learned; StageError when there was no data, or the spec is dynamic."""
         if self.observer is None:
             raise StageError(f"tensor {self.name!r} ({self.spec}) is dynamic: its scale is found for each input.")
+        if self.state == "frozen":
+            return self.scale, self.zero_point
+        if self.state == "train" and learns_range(self.spec) and self._is_ready():
+            return learned_qparams(self, self.spec)
         low, high = self.observer.range()
         return choose_qparams(low, high, self.spec)
 
     def freeze(self) -> None:
-        """Fix scale and zero point, and quantize from now on."""
-        if self.observer is not None:
-            self.scale, self.zero_point = self.compute_qparams()
+        """Fix scale and zero point, and quantize from now on. What was learned becomes a buffer."""
+        if self.observer is not None and self.state != "frozen":
+            scale, zero_point = self.compute_qparams()
+            self._parameters.clear()
+            self.register_buffer("scale", scale)
+            self.register_buffer("zero_point", zero_point)
         self.state = "frozen"
 
     def _fake_quantize(self, x: Tensor) -> Tensor:
@@ -76,21 +155,34 @@ class FakeQuant(nn.Module):
         if x.numel() == 0:
             return x
         low, high = tensor_range(x.detach(), self.spec)
+        if self.state == "train":
+            return observed_fake_quantize(x, low, high, self.spec)
         return fake_quantize(x, *choose_qparams(low, high, self.spec), self.spec)
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor(STATES.index(self.state), dtype=torch.int8)
+        return torch.tensor(STATES.index(self.state) + (0 if self.observing else _LOOKS_AWAY), dtype=torch.int8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.state = STATES[int(state)]
+        value = int(state)
+        self.observing = value < _LOOKS_AWAY
+        loaded = STATES[value % _LOOKS_AWAY]
+        # calibration is where training starts from, whatever was calibrated
+        if self.state != "train" or (loaded == "frozen" and self.spec.learn is None):
+            self.state = loaded
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        before = own_buffers(self)
+        before = own_tensors(self)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         restore_dtypes(self, before)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.ready = False
+        if self.spec.learn is not None and self.observer is not None:
+            state = state_dict.get(f"{prefix}_extra_state")
+            if learns_range(self.spec) and state is not None and STATES[int(state) % _LOOKS_AWAY] != "train":
+                adopt_tensors(self, state_dict, prefix)
+            adopt_observer(self.observer, self.spec, state_dict, f"{prefix}observer.")
         resize_to_loaded(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 

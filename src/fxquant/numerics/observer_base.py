@@ -22,6 +22,7 @@ from fxquant.core.spec import Spec
 from fxquant.errors import CalibrationError, ConfigError, StageError
 from fxquant.numerics.buffers import own_buffers, resize_to_loaded, restore_dtypes
 from fxquant.numerics.ranges import storage_order, tensor_range
+from fxquant.numerics.ranks import agree_on_range
 
 
 class Observer(nn.Module):
@@ -36,18 +37,20 @@ class Observer(nn.Module):
         super().__init__()
         self.spec = spec
         self.name = name
+        self._shared = False
         self.register_buffer("low", torch.tensor(math.inf))
         self.register_buffer("high", torch.tensor(-math.inf))
         self.register_buffer("batches", torch.tensor(0))
         self.register_buffer("sentinels", torch.tensor(False))
 
     @torch.no_grad()
-    def update(self, x: Tensor) -> None:
-        """Take one batch into account. Keeps no reference to x."""
+    def update(self, x: Tensor, shared: bool = False) -> None:
+        """Take one batch into account. Keeps no reference to x. `shared`: take in the extremes of all ranks."""
         if not x.is_floating_point() or x.numel() == 0 or x.is_meta:
             return
         if self.low.device != x.device:
             self.to(x.device)
+        self._shared = shared
         if self._observe(x.detach()):
             self.batches += 1
 
@@ -118,7 +121,8 @@ class Observer(nn.Module):
                 return None
             x = x[ordinary] if flat else x.masked_fill(~ordinary, 0.0)
             low, high = tensor_range(x, self.spec)
-        return x, low.to(torch.float32), high.to(torch.float32)
+        low, high = low.to(torch.float32), high.to(torch.float32)
+        return x, *(agree_on_range(low, high) if self._shared else (low, high))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         before = own_buffers(self)

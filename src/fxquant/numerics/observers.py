@@ -2,7 +2,8 @@
 
 minmax, moving_average, fixed       per tensor, channel or group
 histogram, entropy, percentile      per tensor from a histogram; per channel or group the plain extremes, since one
-                                    histogram per channel is not kept
+                                    histogram per channel is not kept; in training with "ste", which asks for a
+                                    range at every step, a moving average
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def make_observer(spec: Spec, name: str) -> Observer:
         )
     if spec.observer == "fixed":
         return FixedObserver(spec, name)
-    if spec.observer == "moving_average":
+    if spec.observer == "moving_average" or (spec.learn == "ste" and spec.observer != "minmax"):
         return MovingAverageObserver(spec, name)
     if spec.observer == "minmax" or spec.granularity != "per_tensor":
         return MinMaxObserver(spec, name)

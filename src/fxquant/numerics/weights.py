@@ -21,7 +21,7 @@ from fxquant.numerics.ranges import tensor_range
 @torch.no_grad()
 def quantize_weight(weight: Tensor, spec: Spec, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """(q, scale, zero_point) of a weight of two or more axes; `name` is for messages."""
-    _check_weight(weight, spec, name)
+    check_weight(weight, spec, name)
     values = weight.detach().to(torch.float32)
     low, high = weight_range(values, spec)
     scale, zero_point = choose_qparams(low, high, spec)
@@ -41,7 +41,8 @@ def weight_range(values: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
     return low, high
 
 
-def _check_weight(weight: Tensor, spec: Spec, name: str) -> None:
+def check_weight(weight: Tensor, spec: Spec, name: str) -> None:
+    """Raise if a weight cannot be quantized."""
     shape = tuple(weight.shape)
     if weight.dim() < 2 or weight.numel() == 0 or not weight.is_floating_point():
         raise ConfigError(

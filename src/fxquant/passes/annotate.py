@@ -6,12 +6,14 @@ kernels. Everything between stays float, so a residual stream that ends in a lay
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import fx
 
 from fxquant.core.graph import Region
 from fxquant.core.mapping import Rules
 from fxquant.core.ops import OPS, OpTable, Role, activation_nodes
-from fxquant.core.plan import Decision, Note
+from fxquant.core.plan import Decision, Note, decision_of
 from fxquant.core.target import Target
 from fxquant.passes.assign import assign_quantizers
 from fxquant.passes.candidates import Candidate, find_candidates, is_float_tensor
@@ -30,6 +32,7 @@ def annotate(region: Region, rules: Rules, target: Target, ops: OpTable = OPS) -
         dropped.pop(node, None)
         kept[node] = candidates[node]
     notes, region._region.quantizers = assign_quantizers(region, kept, groups, target)
+    region._region.shift = target.shift
     for node in region.graph.nodes:
         if node in kept:
             _write(node, kept[node], notes[node])
@@ -40,7 +43,15 @@ def annotate(region: Region, rules: Rules, target: Target, ops: OpTable = OPS) -
             node.meta["decision"] = decision
         elif node in decisions:
             node.meta["decision"] = decisions[node]
+        _add_unfused(node)
     return region
+
+
+def _add_unfused(node: fx.Node) -> None:
+    """Why a batch norm was not merged into the op before it belongs to its Decision."""
+    why, decision = node.meta.pop("unfused", None), decision_of(node)
+    if why is not None and decision is not None:
+        node.meta["decision"] = dataclasses.replace(decision, reason=f"{decision.reason}; {why}")
 
 
 def _write(node: fx.Node, candidate: Candidate, note: Note) -> None:

@@ -56,7 +56,7 @@ def why_dropped(quantizer: FakeQuant) -> str | None:
         return None
     if observer.saw_sentinel:
         return "carries an additive mask (-inf or the dtype's minimum)"
-    return None if observer.seen else "saw no data in calibration"
+    return None if quantizer.has_range else "saw no data in calibration"
 
 
 def _explain_dropped(region: Region, ops: OpTable) -> None:

@@ -21,9 +21,11 @@ from fxquant.core.graph import Region, set_submodule
 from fxquant.core.ops import Op, OpTable
 from fxquant.core.plan import Note, note_of
 from fxquant.core.spec import Spec
-from fxquant.numerics.affine import choose_qparams, dequantize, quantize
-from fxquant.numerics.ranges import tensor_range
+from fxquant.numerics.affine import dequantize
+from fxquant.numerics.qat_block import QatBlock
+from fxquant.numerics.weight_quant import WeightQuant
 from fxquant.numerics.weights import quantize_weight
+from fxquant.passes.convert_bias import convert_bias, input_scale
 
 
 class QuantizedWeight(nn.Module):
@@ -82,6 +84,7 @@ class _Call:
     module: nn.Module
     op: Op
     note: Note
+    input_scale: Tensor | None  # of a static int8 input
 
 
 # (id of a float weight, spec) -> the weight itself, so that its id stays its own, and (integers, scale, zero point)
@@ -124,7 +127,10 @@ def _calls(region: Region, ops: OpTable) -> Iterator[_Call]:
         note, op = note_of(node), ops.of_node(node, region)
         if note is not None and note.weight is not None and op is not None:
             path = str(node.target)
-            yield _Call(node=node, path=path, module=region.get_submodule(path), op=op, note=note)
+            module = region.get_submodule(path)
+            yield _Call(
+                node=node, path=path, module=module, op=op, note=note, input_scale=input_scale(region, node, op)
+            )
 
 
 def _rewrite(graph: fx.Graph, call: _Call, holder: QuantizedWeight, weights: dict[str, fx.Node]) -> fx.Node:
@@ -135,7 +141,7 @@ def _rewrite(graph: fx.Graph, call: _Call, holder: QuantizedWeight, weights: dic
     if call.path not in weights:
         weights[call.path] = _dequantize(graph, call.path, holder, dtype)
     bias = graph.get_attr(f"{call.path}.bias") if holder.bias is not None else None
-    if bias is not None and call.note.bias is not None:
+    if bias is not None and "bias_scale" in holder._buffers:
         bias = _dequantize_bias(graph, call.path, bias, dtype)
     return _functional_call(graph, call.node, call.op, call.module, weights[call.path], bias)
 
@@ -149,24 +155,22 @@ def _hold(call: _Call, tied: Tied) -> QuantizedWeight:
     key = (id(weight), spec)
     if key not in tied:
         # kernels read integers in order, and the weight of a lifted `x @ w` is a transposed view
-        tied[key] = weight, quantize_weight(weight.contiguous(), spec, f"{call.path}.weight")
+        if type(call.module) is QatBlock:
+            tied[key] = weight, call.module.weight_fq.quantize(weight.contiguous())
+        else:
+            tied[key] = weight, quantize_weight(weight.contiguous(), spec, f"{call.path}.weight")
     q, scale, zero = tied[key][1]
     holder.register_buffer("weight", q)
     holder.register_buffer("weight_scale", scale)
     holder.register_buffer("weight_zero_point", None if spec.symmetric and spec.signed else zero)
-    if isinstance(bias, Tensor) and bias_spec is not None:
-        bias_scale, bias_zero = choose_qparams(*tensor_range(bias.detach().float(), bias_spec), bias_spec)
-        holder.register_buffer("bias", quantize(bias.detach().float(), bias_scale, bias_zero, bias_spec))
-        holder.register_buffer("bias_scale", bias_scale)
-        holder.register_buffer("bias_zero_point", bias_zero)
-    else:
-        holder.register_buffer("bias", bias.detach().clone() if isinstance(bias, Tensor) else None)
+    for name, tensor in convert_bias(bias, bias_spec, scale, spec, call.input_scale).items():
+        holder.register_buffer(name, tensor)
     return holder
 
 
 def _shell(module: nn.Module) -> nn.Module:
     """The module without its tensors and children."""
-    shell = copy.copy(module)
+    shell = module.plain() if type(module) is QatBlock else copy.copy(module)
     tensors = {n: None if p is None else nn.Parameter(p.to("meta"), False) for n, p in module._parameters.items()}
     shell.__dict__.update(_parameters=tensors, _buffers={}, _modules={})
     return shell
@@ -175,7 +179,8 @@ def _shell(module: nn.Module) -> nn.Module:
 def _keep_rest(module: nn.Module, holder: QuantizedWeight) -> None:
     """What else a user's module of this kind holds: children, and state that other nodes read."""
     for name, child in module._modules.items():
-        holder.add_module(name, child)
+        if not isinstance(child, WeightQuant):
+            holder.add_module(name, child)
     for name, parameter in module._parameters.items():
         if name not in holder._buffers:
             holder.register_parameter(name, parameter)

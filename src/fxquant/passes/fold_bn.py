@@ -17,13 +17,29 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxquant.core.graph import Region, only_user, set_submodule, tensor_info
-from fxquant.core.ops import OPS, OpTable
+from fxquant.core.ops import OPS, Op, OpTable
+from fxquant.numerics.fold import BatchNorm, per_channel
 
 _FOLDABLE = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear")
 
 
-def fold_bn(region: Region, allowed: Callable[[fx.Node], bool] = lambda node: True, ops: OpTable = OPS) -> Region:
+Allowed = Callable[[fx.Node], bool]
+
+
+def fold_bn(region: Region, allowed: Allowed = lambda node: True, ops: OpTable = OPS) -> Region:
     """Fold what can be folded. `allowed` is asked for the op and for the norm (a None rule forbids fusion)."""
+    for producer, node in find_pairs(region, allowed, ops):
+        norm = region.get_submodule(str(node.target))
+        assert isinstance(norm, BatchNorm)
+        set_submodule(region, str(producer.target), folded(region.get_submodule(str(producer.target)), norm))
+        set_submodule(region, str(node.target), emptied(norm))
+        take_over(region, producer, node)
+    region.recompile()
+    return region
+
+
+def find_pairs(region: Region, allowed: Allowed, ops: OpTable = OPS) -> list[tuple[fx.Node, fx.Node]]:
+    """(op, batch norm) nodes that may become one; other norms after such an op get the reason, `meta["unfused"]`."""
     calls = Counter(node.target for node in region.graph.nodes if node.op == "call_module")
     owners = Counter(
         id(parameter)
@@ -31,56 +47,65 @@ def fold_bn(region: Region, allowed: Callable[[fx.Node], bool] = lambda node: Tr
         for parameter in module._parameters.values()
         if parameter is not None
     )
-    for node in list(region.graph.nodes):
+    pairs = []
+    for node in region.graph.nodes:
         op = ops.of_node(node, region)
-        if op is None or op.kind != "batch_norm" or node.op != "call_module":
-            continue
         producer = node.args[0] if node.args else None
-        if not isinstance(producer, fx.Node) or not _can_fold(region, producer, node, calls, owners, ops):
+        if op is None or op.kind != "batch_norm" or node.op != "call_module" or not isinstance(producer, fx.Node):
             continue
-        if not (allowed(producer) and allowed(node)):
+        before = ops.of_node(producer, region)
+        if before is None or before.kind not in _FOLDABLE or producer.op != "call_module":
             continue
-        norm = region.get_submodule(str(node.target))
-        assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
-        set_submodule(region, str(producer.target), folded(region.get_submodule(str(producer.target)), norm))
-        set_submodule(region, str(node.target), _emptied(norm))
-        producer.meta["tensor"] = node.meta.get("tensor", producer.meta.get("tensor"))
-        node.replace_all_uses_with(producer)
-        region.graph.erase_node(node)
-    region.recompile()
-    return region
+        why = _why_not(region, producer, node, before, calls, owners)
+        if why is None and not (allowed(producer) and allowed(node)):
+            why = "a rule leaves one of them in float"
+        if why is None:
+            pairs.append((producer, node))
+        else:
+            node.meta["unfused"] = f"not merged into {producer.target}: {why}"
+    return pairs
 
 
-def _emptied(norm: nn.Module) -> nn.Module:
+def take_over(region: Region, producer: fx.Node, norm: fx.Node) -> None:
+    """Let the op's node stand for the norm's, which goes."""
+    producer.meta["tensor"] = norm.meta.get("tensor", producer.meta.get("tensor"))
+    norm.replace_all_uses_with(producer)
+    region.graph.erase_node(norm)
+
+
+def emptied(norm: nn.Module) -> nn.Module:
     """An identity with the children of the norm: a user's norm may hold the activation that follows it."""
     identity = nn.Identity()
     identity.__dict__["_modules"] = norm._modules
     return identity.train(norm.training)
 
 
-def _can_fold(
-    region: Region, producer: fx.Node, norm_node: fx.Node, calls: Counter[object], owners: Counter[int], ops: OpTable
-) -> bool:
-    op = ops.of_node(producer, region)
-    if op is None or op.kind not in _FOLDABLE or producer.op != "call_module" or only_user(producer) is None:
-        return False
-    if calls[producer.target] != 1 or calls[norm_node.target] != 1:
-        return False
+def _why_not(
+    region: Region, producer: fx.Node, norm_node: fx.Node, op: Op, calls: Counter[object], owners: Counter[int]
+) -> str | None:
+    if only_user(producer) is None:
+        return "its output has another user"
+    if calls[producer.target] != 1:
+        return f"{producer.target} is called {calls[producer.target]} times"
+    if calls[norm_node.target] != 1:
+        return f"{norm_node.target} is called {calls[norm_node.target]} times"
     module, norm = region.get_submodule(str(producer.target)), region.get_submodule(str(norm_node.target))
     weight = module.weight
-    if not isinstance(weight, Tensor) or not isinstance(norm, nn.modules.batchnorm._BatchNorm):
-        return False
-    if owners[id(weight)] != 1 or norm.running_mean is None or norm.running_var is None:
-        return False
-    if op.kind != "linear":
-        return True
+    if not isinstance(weight, Tensor) or not isinstance(norm, BatchNorm):
+        return "it is no plain batch norm"
+    if owners[id(weight)] != 1:
+        return f"the weight of {producer.target} is used by another module"
+    if norm.running_mean is None or norm.running_var is None:
+        return "it keeps no running statistics"
     # BatchNorm1d normalizes axis 1, which is the feature axis of a linear for 2-D inputs only
     info = tensor_info(producer)
-    return info is not None and len(info.shape) == 2
+    if op.kind == "linear" and (info is None or len(info.shape) != 2):
+        return "the features of a linear are not its axis 1 here"
+    return None
 
 
 @torch.no_grad()
-def folded(module: nn.Module, norm: nn.modules.batchnorm._BatchNorm) -> nn.Module:
+def folded(module: nn.Module, norm: BatchNorm) -> nn.Module:
     """A copy of `module` with `norm` folded into its weight and bias."""
     assert norm.running_mean is not None and norm.running_var is not None
     weight = module.weight
@@ -91,14 +116,7 @@ def folded(module: nn.Module, norm: nn.modules.batchnorm._BatchNorm) -> nn.Modul
         gain = gain * norm.weight.double()
     shift = norm.bias.double() if norm.bias is not None else torch.zeros_like(mean)
     bias = module.bias.double() if isinstance(module.bias, Tensor) else torch.zeros_like(mean)
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
-        # weight is (in, out / groups, ...): the output channel is (group, second axis)
-        groups = module.groups
-        per_group = weight.double().reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
-        factor = gain.reshape(groups, 1, -1, *(1,) * (weight.dim() - 2))
-        new_weight = (per_group * factor).reshape(weight.shape)
-    else:
-        new_weight = weight.double() * gain.reshape(-1, *(1,) * (weight.dim() - 1))
+    new_weight = weight.double() * per_channel(gain, module)
     result = copy.copy(module)
     result.__dict__["_parameters"] = {
         **module._parameters,

@@ -6,6 +6,8 @@ whose operand is exempted. A quantized input whose producer is float gets a quan
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx, nn
 
 from fxquant.core.graph import Region, free_path
@@ -14,17 +16,26 @@ from fxquant.core.plan import note_of
 from fxquant.numerics.fake_quant import FakeQuant
 
 
-def insert(region: Region, ops: OpTable = OPS) -> Region:
-    """Insert one `FakeQuant` module per quantizer id, at `quantizers.<id>`, and its calls."""
+def insert(region: Region, ops: OpTable = OPS, training: bool = False) -> Region:
+    """Insert one `FakeQuant` module per quantizer id, at `quantizers.<id>`, and its calls.
+
+    For training, a spec that does not say how is trained straight through ("ste").
+    """
     specs = region._region.quantizers or {}
+    if training:
+        specs = {name: spec.trained() for name, spec in specs.items()}
+        region._region.quantizers = specs
     container = free_path(region, "quantizers")
-    quantizers = nn.ModuleDict({name: FakeQuant(spec, name) for name, spec in specs.items()})
+    made = {name: FakeQuant(spec, name) for name, spec in specs.items()}
+    for quantizer in made.values() if training else ():
+        quantizer.state = "train"
+    quantizers = nn.ModuleDict(made)
     region.add_module(container, quantizers.train(region.training))
     region._region.quantizer_path = container
     for node in list(region.graph.nodes):
         note = note_of(node)
         if note is not None and note.output is not None:
-            _after(region, node, f"{container}.{note.output}", note.observe_output, ops)
+            _after(region, node, f"{container}.{note.output}", _flags(region, node, note.observe_output, ops), ops)
     edges: dict[tuple[fx.Node, str], fx.Node] = {}
     for node in list(region.graph.nodes):
         note = note_of(node)
@@ -37,15 +48,22 @@ def insert(region: Region, ops: OpTable = OPS) -> Region:
                 continue
             if (operand, target) not in edges:
                 with region.graph.inserting_after(_after_inputs(operand)):
-                    edges[operand, target] = _call(region, operand, target, observe=True)
+                    edges[operand, target] = _call(region, operand, target, {})
             node.replace_input_with(operand, edges[operand, target])
     region.graph.lint()
     region.recompile()
     return region
 
 
-def _call(region: Region, source: fx.Node, target: str, *, observe: bool) -> fx.Node:
-    quantizer = region.graph.call_module(target, (source,), {} if observe else {"observe": False})
+def _flags(region: Region, node: fx.Node, observe: bool, ops: OpTable) -> dict[str, Any]:
+    """How the quantizer after a node is called. What dropout lets pass is scaled up, beyond the range, in training."""
+    op = ops.of_node(node, region)
+    drops = op is not None and op.kind == "dropout"
+    return ({} if observe else {"observe": False}) | ({"training": False} if drops else {})
+
+
+def _call(region: Region, source: fx.Node, target: str, flags: dict[str, Any]) -> fx.Node:
+    quantizer = region.graph.call_module(target, (source,), flags)
     quantizer.meta.update({key: source.meta[key] for key in ("scope", "where", "tensor") if key in source.meta})
     return quantizer
 
@@ -57,10 +75,10 @@ def _after_inputs(node: fx.Node) -> fx.Node:
     return node
 
 
-def _after(region: Region, node: fx.Node, target: str, observe: bool, ops: OpTable) -> None:
+def _after(region: Region, node: fx.Node, target: str, flags: dict[str, Any], ops: OpTable) -> None:
     exempt = [user for user in node.users if _exempts(user, node, region, ops)]
     with region.graph.inserting_after(node):
-        quantizer = _call(region, node, target, observe=observe)
+        quantizer = _call(region, node, target, flags)
     node.replace_all_uses_with(quantizer, delete_user_cb=lambda user: user is not quantizer and user not in exempt)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fxquant.core.target import Target
 from fxquant.errors import ConfigError
+from fxquant.targets.npu import npu
 from fxquant.targets.onnxruntime import onnxruntime
 from fxquant.targets.x86 import x86
 
 X86_NAMES = ("x86", "fbgemm", "qnnpack", "onednn", "openvino")
-NAMES = (*X86_NAMES, "onnxruntime")
+NAMES = (*X86_NAMES, "onnxruntime", "npu")
 
 
 def by_name(target: str | Target | None) -> Target:
@@ -19,4 +20,6 @@ def by_name(target: str | Target | None) -> Target:
         return x86()
     if target == "onnxruntime":
         return onnxruntime()
+    if target == "npu":
+        return npu()
     raise ConfigError(f"target {target!r} is unknown. Known: {', '.join(NAMES)}; or give a fxquant.Target.")

@@ -26,6 +26,21 @@ def get_default_qconfig(backend: str = "x86") -> QConfig:
     return by_name(backend).qconfig
 
 
+def get_default_qat_qconfig(backend: str = "x86") -> QConfig:
+    """The qconfig for training with a backend's grids: ranges of activations follow a moving average."""
+    target = by_name(backend)
+    return QConfig(
+        activation=target.activation.with_(observer="moving_average", learn="ste"),
+        weight=target.weight.with_(observer="minmax", learn="ste"),
+        bias=target.bias,
+    )
+
+
+def get_default_qat_qconfig_mapping(backend: str = "x86") -> QConfigMapping:
+    """A mapping that trains everything the target runs in int8 with quantization in the loop."""
+    return QConfigMapping().set_global(get_default_qat_qconfig(backend))
+
+
 def get_default_qconfig_mapping(backend: str = "x86") -> QConfigMapping:
     """A mapping that quantizes everything the target runs in int8."""
     return QConfigMapping().set_global(get_default_qconfig(backend))

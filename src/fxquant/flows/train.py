@@ -1,0 +1,159 @@
+"""`train_qat`: a small training loop for those who have none.
+
+AdamW with a cosine schedule after a short warm-up, learned ranges at a rate of their own and without weight decay, the
+best state by validation loss or metric, and a checkpoint after every epoch from which a run goes on bit-equal.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from torch import Tensor, nn
+
+from fxquant.core.graph import regions
+from fxquant.errors import CalibrationError, ConfigError, StageError
+from fxquant.flows.calibrate import run_batch
+from fxquant.flows.freezing import FreezeSchedule
+from fxquant.numerics.ranks import agree_on_mean, world_size
+
+Loss = Callable[[Any, Any], Tensor]
+RANGES = ("scale", "log2_threshold", "offset")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainResult:
+    """What `train_qat` gives: the model with its best state, that state's score, and the score of every epoch."""
+
+    model: nn.Module
+    best: float
+    history: tuple[float, ...]
+
+
+def train_qat(
+    prepared: nn.Module,
+    data: Iterable[Any],
+    loss: Loss = nn.functional.cross_entropy,
+    *,
+    epochs: int = 2,
+    lr: float = 1e-3,
+    range_lr: float | None = None,
+    weight_decay: float = 1e-4,
+    evaluate: Callable[[nn.Module], float] | None = None,
+    observers_until: float = 0.8,
+    bn_stats_until: float | None = None,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+) -> TrainResult:
+    """Train a model from `prepare_qat_fx` on batches `(inputs..., target)`, with `loss(output, target)`.
+
+    `evaluate(model)` gives a score in eval mode, the higher the better; without it the negative mean loss counts.
+    Observers are frozen after the share `observers_until` of all steps, batch norm statistics after `bn_stats_until`.
+    With `checkpoint`, the run is saved there after each epoch, and goes on from there if the file exists. Each rank of
+    torch.distributed is to give its own share of the data and a model in DistributedDataParallel.
+    """
+    if not any(region._region.stage == "prepared" for _, region in regions(prepared)):
+        raise StageError("train_qat needs a model from prepare_qat_fx.")
+    if epochs < 1 or lr <= 0:
+        raise ConfigError(f"train_qat(epochs={epochs}, lr={lr}): expected at least one epoch and a positive rate.")
+    batches = data if isinstance(data, Sized) else list(data)
+    if not len(batches):
+        raise CalibrationError("train_qat got no batches. Give an iterable of (inputs, target).")
+    total = epochs * len(batches)
+    optimizer = torch.optim.AdamW(parameter_groups(prepared, lr, range_lr or lr, weight_decay))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _cosine(step, total))
+    freezing = FreezeSchedule(
+        prepared,
+        observers=int(observers_until * total),
+        bn_stats=None if bn_stats_until is None else int(bn_stats_until * total),
+    )
+    run = _Run(prepared, optimizer, schedule, freezing, None if checkpoint is None else Path(checkpoint))
+    run.resume()
+    with Progress(disable=not progress) as bar:
+        task = bar.add_task("training", total=total, completed=len(run.history) * len(batches))
+        for epoch in range(len(run.history), epochs):
+            prepared.train()
+            losses = []
+            for batch in batches:
+                *inputs, target = batch
+                optimizer.zero_grad(set_to_none=True)
+                value = loss(run_batch(prepared, inputs), target)
+                value.backward()
+                optimizer.step()
+                schedule.step()
+                freezing.step()
+                losses.append(value.item())
+                bar.update(task, advance=1, description=f"epoch {epoch + 1}/{epochs}, loss {losses[-1]:.4f}")
+            prepared.eval()
+            score = evaluate(prepared) if evaluate is not None else -sum(losses) / len(losses)
+            # all ranks keep the same epoch
+            run.finish_epoch(agree_on_mean(torch.tensor(score, dtype=torch.float64)).item())
+    prepared.load_state_dict(run.best_state)
+    return TrainResult(model=prepared.eval(), best=max(run.history), history=tuple(run.history))
+
+
+def parameter_groups(model: nn.Module, lr: float, range_lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Groups for an optimizer: weights; vectors, which do not decay; and learned ranges."""
+    weights: list[Tensor] = []
+    vectors: list[Tensor] = []
+    ranges: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if name.rpartition(".")[2] in RANGES and ("weight_fq." in name or "quantizers" in name):
+            ranges.append(parameter)
+        else:
+            (weights if parameter.dim() > 1 else vectors).append(parameter)
+    return [
+        {"params": weights, "lr": lr, "weight_decay": weight_decay},
+        {"params": vectors, "lr": lr, "weight_decay": 0.0},
+        {"params": ranges, "lr": range_lr, "weight_decay": 0.0},
+    ]
+
+
+def _cosine(step: int, total: int) -> float:
+    warmup = max(1, total // 20)
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+class _Run:
+    """The state of a run: what a checkpoint holds."""
+
+    def __init__(self, model: nn.Module, optimizer: Any, schedule: Any, freezing: Any, path: Path | None) -> None:
+        self.parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "freezing": freezing}
+        self.path = path
+        self.history: list[float] = []
+        self.best_state: dict[str, Any] = {}
+
+    def resume(self) -> None:
+        if self.path is None or not self.path.exists():
+            return
+        saved = torch.load(self.path, weights_only=True)
+        for name, part in self.parts.items():
+            part.load_state_dict(saved[name])
+        self.history, self.best_state = saved["history"], saved["best_state"]
+        torch.set_rng_state(saved["rng"])
+
+    def finish_epoch(self, score: float) -> None:
+        if not self.history or score > max(self.history):
+            self.best_state = copy.deepcopy(self.parts["model"].state_dict())
+        self.history.append(score)
+        if self.path is None or _rank() != 0:
+            return
+        state: dict[str, Any] = {name: part.state_dict() for name, part in self.parts.items()}
+        state.update(history=self.history, best_state=self.best_state, rng=torch.get_rng_state())
+        part_written = self.path.with_suffix(f"{self.path.suffix}.part")
+        torch.save(state, part_written)
+        part_written.replace(self.path)  # a run that is stopped while writing leaves the one before
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if world_size() > 1 else 0
