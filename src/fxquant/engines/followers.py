@@ -38,8 +38,12 @@ def lower_follower(region: Region, node: fx.Node, ops: OpTable) -> None:
     if end is None:
         return
     same = {(*grid_of(n), dtype_of(n)) for n in (*operands, end)}
-    if op.kind in _MOVES and len(same) == 1:
+    if len(same) == 1 and (op.kind in _MOVES or (op.kind == "interpolate" and _is_nearest(region, node))):
         _on_integers(region, node, operands, end)
+    elif op.kind == "pad" and len(same) == 1 and node.target is F.pad and _pads_zeros(node):
+        zero = grid_of(end)[1]
+        width = node.args[1] if len(node.args) > 1 else node.kwargs["pad"]
+        _replace(region, end, node, lambda g: g.call_function(F.pad, (integers(operands[0]), width, "constant", zero)))
     elif op.kind == "max_pool" and len(same) == 1 and _is_max_pool2d(region, node):
         _max_pool(region, node, operands[0], end)
     elif op.kind == "relu" and len(same) == 1:
@@ -86,6 +90,23 @@ def _lower_split(region: Region, node: fx.Node, operand: fx.Node) -> None:
         assert end is not None
         end.replace_all_uses_with(part)
         region.graph.erase_node(end)
+
+
+def _is_nearest(region: Region, node: fx.Node) -> bool:
+    """Whether a resize copies pixels, and so needs no arithmetic."""
+    if node.op == "call_module":
+        mode = getattr(region.get_submodule(str(node.target)), "mode", None)
+    elif node.target is F.interpolate:
+        mode = node.args[3] if len(node.args) > 3 else node.kwargs.get("mode", "nearest")
+    else:
+        return False
+    return mode in ("nearest", "nearest-exact")
+
+
+def _pads_zeros(node: fx.Node) -> bool:
+    mode = node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")
+    value = node.args[3] if len(node.args) > 3 else node.kwargs.get("value")
+    return mode == "constant" and value in (None, 0)
 
 
 def _is_max_pool2d(region: Region, node: fx.Node) -> bool:

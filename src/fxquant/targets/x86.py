@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fxquant.core.spec import Spec
 from fxquant.core.target import Target
-from fxquant.targets.cpu import has_vnni
+from fxquant.targets.cpu import cpu
 
 _COMPUTE = (
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
@@ -26,7 +26,7 @@ _CONVS = frozenset(kind for kind in _COMPUTE if kind.startswith("conv"))
 
 def x86(*, vnni: bool | None = None) -> Target:
     """The target for this machine, or for one with or without VNNI."""
-    bits = 8 if (has_vnni() if vnni is None else vnni) else 7
+    bits = 8 if (cpu().vnni if vnni is None else vnni) else 7
     return Target(
         name="x86",
         kinds=frozenset((*_COMPUTE, *_FOLLOW)),

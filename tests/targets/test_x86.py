@@ -1,0 +1,79 @@
+"""Why activations keep to 7 bits on CPUs without VNNI: there, pairs of u8 x s8 products are summed in saturating int16.
+
+`saturating_product` does what the instruction vpmaddubsw does before the sums go to int32.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+from fxquant.numerics.affine import dequantize, quantize, sqnr_db
+from fxquant.numerics.weights import quantize_weight
+from fxquant.targets.cpu import cpu
+from fxquant.targets.x86 import x86
+
+
+def saturating_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x (rows, k) in u8 times weight (outputs, k) in s8, with int16 saturation of each pair along k."""
+    products = x.to(torch.int32).unsqueeze(1) * weight.to(torch.int32).unsqueeze(0)
+    pairs = products.unflatten(-1, (-1, 2)).sum(-1)
+    return pairs.clamp(-(2**15), 2**15 - 1).sum(-1)
+
+
+def layer(bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(float, exact int8, saturating int8) outputs of a linear layer on a target with or without VNNI."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(32, 256, generator=generator) * 4  # after a relu, many values are large
+    weight = torch.rand(16, 256, generator=generator) * 2 - 1
+    target = x86(vnni=bits == 8)
+    assert target.activation.bits == bits
+    spec = target.activation
+    scale = torch.tensor(4.0 / (spec.quant_max - spec.quant_min))
+    zero = torch.tensor(spec.quant_min, dtype=torch.int32)
+    xq = quantize(x, scale, zero, spec)
+    wq, w_scale, _ = quantize_weight(weight, target.weight, "weight")
+    exact = xq.to(torch.int32) @ wq.to(torch.int32).t()
+    factor = scale * w_scale
+    torch.testing.assert_close(dequantize(xq, scale, zero, spec), x, atol=float(scale), rtol=0)
+    return x @ weight.t(), exact * factor, saturating_product(xq, wq) * factor
+
+
+def test_eight_bits_overflow_without_vnni() -> None:
+    expected, exact, saturated = layer(8)
+    assert sqnr_db(expected, exact) > 35
+    assert sqnr_db(expected, saturated) < 25
+    assert not torch.equal(exact, saturated)
+
+
+def test_seven_bits_do_not() -> None:
+    expected, exact, saturated = layer(7)
+    assert torch.equal(exact, saturated)
+    assert sqnr_db(expected, saturated) > 30
+
+
+def test_the_extremes_of_seven_bits_fit() -> None:
+    """2 * 127 * 127 and 2 * 127 * -128 are inside int16; one bit more is not."""
+    x, weight = torch.full((1, 2), 127, dtype=torch.uint8), torch.tensor([[127, 127], [-128, -128]], dtype=torch.int8)
+    assert torch.equal(saturating_product(x, weight), x.int() @ weight.int().t())
+    x = torch.full((1, 2), 255, dtype=torch.uint8)
+    assert not torch.equal(saturating_product(x, weight), x.int() @ weight.int().t())
+
+
+@pytest.mark.parametrize("vnni", [False, True])
+def test_the_target_says_how_many_bits(vnni: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    x = torch.randn(16, 8)
+    target = x86(vnni=vnni)
+    prepared = fq.prepare_fx(model, {"": target.qconfig}, (x,), target=target)
+    fq.calibrate(prepared, [x])
+    for engine in ("reference", "onednn"):
+        assert sqnr_db(model(x), fq.convert_fx(prepared, engine=engine)(x)) > 25
+
+
+def test_the_facts_of_this_cpu_agree_with_each_other() -> None:
+    found = cpu()
+    assert found.avx2 or not found.avx512
+    assert str(found)
