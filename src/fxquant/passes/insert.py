@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx, nn
+from torch import fx
 
 from fxquant.core.graph import Region, free_path
 from fxquant.core.ops import OPS, OpTable, activation_nodes
 from fxquant.core.plan import note_of
+from fxquant.numerics.channel_mean import Quantizers
 from fxquant.numerics.fake_quant import FakeQuant
 
 
@@ -29,7 +30,7 @@ def insert(region: Region, ops: OpTable = OPS, training: bool = False) -> Region
     made = {name: FakeQuant(spec, name) for name, spec in specs.items()}
     for quantizer in made.values() if training else ():
         quantizer.state = "train"
-    quantizers = nn.ModuleDict(made)
+    quantizers = Quantizers(made)
     region.add_module(container, quantizers.train(region.training))
     region._region.quantizer_path = container
     for node in list(region.graph.nodes):
