@@ -136,8 +136,19 @@ def forge(path: Path, change: Any) -> None:
         ["call_function", "evil", "getattr", ["tuple", ["node", "input_1"], "__class__"], ["dict"], ["dict"]],
         ["call_method", "evil", "__reduce_ex__", ["tuple", ["node", "input_1"], 4], ["dict"], ["dict"]],
         ["call_function", "evil", "operator.methodcaller", ["tuple", "x"], ["dict"], ["dict"]],
+        ["call_function", "evil", "torch.ops.aten.save.default", ["tuple", 1, "x"], ["dict"], ["dict"]],
+        ["call_function", "evil", "torch.ops.aten.from_file.default", ["tuple", "x"], ["dict"], ["dict"]],
+        # fx writes these words into the source of forward as they stand
+        ["placeholder", "evil", "x=print('run')", ["tuple"], ["dict"], ["dict"]],
+        ["get_attr", "evil", 'x"), print("run"), getattr(self, "y', ["tuple"], ["dict"], ["dict"]],
+        ["call_module", "evil", 'x"), print("run"), getattr(self, "y', ["tuple"], ["dict"], ["dict"]],
+        [
+            *("call_function", "evil", "torch.relu", ["tuple", ["node", "input_1"]]),
+            *(["dict", ["x=print('run'), y", 1]], ["dict"]),
+        ],
+        ["import os", "evil", "x", ["tuple"], ["dict"], ["dict"]],
     ],
-    ids=lambda row: f"{row[2]}",
+    ids=lambda row: f"{row[0]} {row[2]}",
 )
 def test_forged_calls_are_refused(saved: Path, row: list[Any]) -> None:
     forge(saved, lambda region: region["graph"].insert(1, row))
