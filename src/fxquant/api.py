@@ -138,7 +138,10 @@ def _as_example(batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str
 
 
 def save(model: nn.Module, path: str | Path) -> Path:
-    """Write a converted model into one self-contained file, with int8 weights inside. `load` reads it anywhere."""
+    """Write a converted model into one file, with int8 weights inside. `load` reads it anywhere.
+
+    Python code of the model's own is not in it: a model that does not trace as a whole needs its float model to load.
+    """
     target = Path(path)
     write_archive(model, target)
     return target
@@ -147,7 +150,9 @@ def save(model: nn.Module, path: str | Path) -> Path:
 def load(path: str | Path, float_model: nn.Module | None = None, *, engine: Engine = "onednn") -> nn.Module:
     """Read a model that `save` wrote, and lower it for this machine. Nothing from the file is run as code.
 
-    No class is needed, unless the graph calls modules of the user's own: these are taken from `float_model`.
+    A model of one graph needs no class. `float_model` gives what a file cannot hold: Python code around the regions,
+    modules of the user's own, wrapped functions. It has to have the structure of the model that was quantized; its
+    weights do not matter, and it is not changed.
     """
     model = read_archive(Path(path), float_model)
     return apply_engine(model, engine)

@@ -121,7 +121,7 @@ def forge(path: Path, change: Any) -> None:
     with safe_open(path, framework="pt") as file:
         metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     header = json.loads(metadata["fxquant"])
-    change(header["region"])
+    change(header["modules"])
     text = json.dumps(header)
     save_file(tensors, path, {"fxquant": text, "digest": archive._digest(text, tensors)})
 
@@ -136,11 +136,30 @@ def forge(path: Path, change: Any) -> None:
         ["call_function", "evil", "getattr", ["tuple", ["node", "input_1"], "__class__"], ["dict"], ["dict"]],
         ["call_method", "evil", "__reduce_ex__", ["tuple", ["node", "input_1"], 4], ["dict"], ["dict"]],
         ["call_function", "evil", "operator.methodcaller", ["tuple", "x"], ["dict"], ["dict"]],
+        ["call_function", "evil", "torch.ops.aten.save.default", ["tuple", 1, "x"], ["dict"], ["dict"]],
+        ["call_function", "evil", "torch.ops.aten.from_file.default", ["tuple", "x"], ["dict"], ["dict"]],
+        # fx writes these words into the source of forward as they stand
+        ["placeholder", "evil", "x=print('run')", ["tuple"], ["dict"], ["dict"]],
+        ["get_attr", "evil", 'x"), print("run"), getattr(self, "y', ["tuple"], ["dict"], ["dict"]],
+        ["call_module", "evil", 'x"), print("run"), getattr(self, "y', ["tuple"], ["dict"], ["dict"]],
+        [
+            *("call_function", "evil", "torch.relu", ["tuple", ["node", "input_1"]]),
+            *(["dict", ["x=print('run'), y", 1]], ["dict"]),
+        ],
+        ["import os", "evil", "x", ["tuple"], ["dict"], ["dict"]],
+        [
+            *("call_function", "evil", "fxquant.capture.guards.apply_in_place"),
+            *(["tuple", ["node", "input_1"], "__reduce_ex__", 4], ["dict"], ["dict"]),
+        ],
+        [
+            *("call_function", "evil", "fxquant.capture.guards.pack"),
+            *(["tuple", ["list"], '[1, {"type": "collections.defaultdict"}]'], ["dict"], ["dict"]),
+        ],
     ],
-    ids=lambda row: f"{row[2]}",
+    ids=lambda row: f"{row[0]} {row[2]}",
 )
 def test_forged_calls_are_refused(saved: Path, row: list[Any]) -> None:
-    forge(saved, lambda region: region["graph"].insert(1, row))
+    forge(saved, lambda modules: modules[""]["graph"].insert(1, row))
     with pytest.raises(fq.ArchiveError, match="the graph"):
         fq.load(saved)
 
@@ -148,9 +167,22 @@ def test_forged_calls_are_refused(saved: Path, row: list[Any]) -> None:
 def test_forged_module_class_is_refused(saved: Path) -> None:
     forge(
         saved,
-        lambda region: region["modules"].update(x={"class": "Parameter", "settings": ["dict"], "training": False}),
+        lambda modules: modules.update(x={"kind": "stock", "class": "torch.nn.Parameter", "settings": ["dict"]}),
     )
     with pytest.raises(fq.ArchiveError, match="does not have"):
+        fq.load(saved)
+
+
+def test_a_call_of_what_is_no_module_is_refused(saved: Path) -> None:
+    row = ["call_module", "evil", "to_folder", ["tuple", "x"], ["dict"], ["dict"]]
+    forge(saved, lambda modules: modules[""]["graph"].insert(1, row))
+    with pytest.raises(fq.ArchiveError, match="no module of the model"):
+        fq.load(saved, engine="reference")
+
+
+def test_a_header_that_makes_no_model(saved: Path) -> None:
+    forge(saved, lambda modules: modules[""].pop("graph"))
+    with pytest.raises(fq.ArchiveError, match="makes no model"):
         fq.load(saved)
 
 
@@ -160,18 +192,3 @@ def test_only_converted_models_are_saved(tmp_path: Path) -> None:
         fq.save(model, tmp_path / "x")
     with pytest.raises(fq.ArchiveError, match="cannot write"):
         fq.save(fq.quantize(model, [torch.randn(2, 2)]), tmp_path / "no" / "such" / "folder.safetensors")
-
-
-def test_a_model_of_several_graphs_is_refused(tmp_path: Path) -> None:
-    class Branch(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.a(x) if x.sum() > 0 else self.b(x)
-
-    model, x = Branch().eval(), torch.randn(2, 4)
-    quantized = fq.quantize(model, [x, -x], method="piecewise")
-    with pytest.raises(fq.ArchiveError, match=r"regions.*torch.save"):
-        fq.save(quantized, tmp_path / "m.safetensors")

@@ -176,8 +176,7 @@ def put_weights(
         for name, (region, _) in sites.items():
             del module._parameters[name]
             module._modules[name] = region
-        module.__dict__[_SITES] = {name: spelling for name, (_, spelling) in sites.items()}
-        module.__class__ = _with_weights(cast(Any, base), tuple(sites))
+        read_as_weights(module, {name: spelling for name, (_, spelling) in sites.items()})
 
     def undo() -> None:
         module.__class__ = base
@@ -187,6 +186,18 @@ def put_weights(
         module.__dict__["_parameters"] = dict(parameters)
 
     return put, undo
+
+
+def read_as_weights(module: nn.Module, spellings: dict[str, Spelling]) -> None:
+    """Let the regions that a module has at these names read as the weights that they stand for."""
+    module.__dict__[_SITES] = spellings
+    module.__class__ = _with_weights(cast(Any, type(module)), tuple(spellings))
+
+
+def weight_spellings(module: nn.Module) -> dict[str, Spelling]:
+    """What `read_as_weights` was given for a module."""
+    found: dict[str, Spelling] = module.__dict__.get(_SITES, {})
+    return found
 
 
 @functools.cache

@@ -315,6 +315,17 @@ def set_submodule(root: nn.Module, path: str, module: nn.Module) -> None:
     parent._modules[name] = module
 
 
+def find_module(root: nn.Module, path: str) -> nn.Module | None:
+    """The module at a path, by the tables of children alone; None if there is none.
+
+    `get_submodule` reads attributes, and a region that stands for a parameter reads as a tensor.
+    """
+    module: nn.Module | None = root
+    for step in path.split(".") if path else ():
+        module = None if module is None else module._modules.get(step)
+    return module
+
+
 def get_attr(root: nn.Module, path: str) -> Any:
     """The parameter, buffer or plain attribute at a dotted path."""
     value: Any = root

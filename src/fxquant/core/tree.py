@@ -60,14 +60,17 @@ def tree_of(model: nn.Module) -> Tree:
     return Tree(method="")
 
 
+def trees(model: nn.Module) -> dict[str, Tree]:
+    """What is known of a model and of the parts that were captured by themselves, by path."""
+    found = {path: module.__dict__.get(_KEY) for path, module in model.named_modules()}
+    return {path: tree for path, tree in found.items() if isinstance(tree, Tree)}
+
+
 def all_left(model: nn.Module) -> tuple[Left, ...]:
     """What was left in float in a model and in the parts of it that were captured by themselves, by full path."""
-    found: list[Left] = []
-    for path, module in model.named_modules():
-        tree = module.__dict__.get(_KEY)
-        if isinstance(tree, Tree):
-            found += [replace(left, path=join_path(path, left.path)) for left in tree.left]
-    return tuple(found)
+    return tuple(
+        replace(left, path=join_path(path, left.path)) for path, tree in trees(model).items() for left in tree.left
+    )
 
 
 def weighted_parts(module: nn.Module, ops: OpTable = OPS) -> dict[str, int]:

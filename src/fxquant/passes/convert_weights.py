@@ -151,7 +151,7 @@ def _hold(call: _Call, tied: Tied) -> QuantizedWeight:
     weight, bias = call.module.weight, getattr(call.module, "bias", None)
     assert spec is not None and isinstance(weight, Tensor)
     holder = QuantizedWeight(call.op.kind, spec)
-    holder.__dict__["shell"] = _shell(call.module)
+    holder.__dict__["shell"] = shell_of(call.module)
     key = (id(weight), spec)
     if key not in tied:
         # kernels read integers in order, and the weight of a lifted `x @ w` is a transposed view
@@ -168,7 +168,7 @@ def _hold(call: _Call, tied: Tied) -> QuantizedWeight:
     return holder
 
 
-def _shell(module: nn.Module) -> nn.Module:
+def shell_of(module: nn.Module) -> nn.Module:
     """The module without its tensors and children."""
     shell = module.plain() if type(module) is QatBlock else copy.copy(module)
     tensors = {n: None if p is None else nn.Parameter(p.to("meta"), False) for n, p in module._parameters.items()}

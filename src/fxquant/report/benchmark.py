@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import io
@@ -16,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from fxquant.core.graph import Region, regions
+from fxquant.core.graph import regions
 from fxquant.engines.choose import available, example_of, on_engines
 from fxquant.engines.lower import unlower
 from fxquant.engines.timing import Timing, time_interleaved
-from fxquant.errors import StageError
+from fxquant.errors import ArchiveError, StageError
 from fxquant.export.archive import write_archive
 
 
@@ -124,8 +125,8 @@ def _size(model: nn.Module) -> float:
     data = getattr(model, "onnx_bytes", None)
     if isinstance(data, bytes):
         return len(data) / 2**20
-    if isinstance(model, Region):
-        with tempfile.TemporaryDirectory() as folder:
+    if any(True for _ in regions(model)):
+        with contextlib.suppress(ArchiveError), tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.safetensors"
             write_archive(model, path)
             return path.stat().st_size / 2**20

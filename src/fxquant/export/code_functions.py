@@ -1,0 +1,49 @@
+"""What a graph may call of the user's own code: wrapped functions and methods, and dataclasses that forward returns.
+
+They are looked for in the classes of the modules and in the Python files of these, as loaded: nothing is imported.
+A file names them; the float model that is given to `load` has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import fx, nn
+
+from fxquant.core.graph import user_class
+from fxquant.core.plan import WRAPPED
+
+
+def code_functions(model: nn.Module) -> dict[str, Callable[..., Any]]:
+    """By qualified name; a name that stands for two of them is left out."""
+    found: dict[str, Callable[..., Any]] = {}
+    double: set[str] = set()
+    for function in _callables({user_class(module) for module in model.modules()}):
+        name = f"{function.__module__}.{function.__qualname__}"
+        if found.setdefault(name, function) is not function:
+            double.add(name)
+    return {name: function for name, function in found.items() if name not in double}
+
+
+def _callables(classes: set[type[nn.Module]]) -> Iterator[Callable[..., Any]]:
+    bases = {base for cls in classes for base in cls.__mro__ if base is not object}
+    own = [base for base in bases if base.__module__.partition(".")[0] not in ("torch", "fxquant")]
+    members = [getattr(member, "__func__", member) for base in own for member in vars(base).values()]
+    for name in {base.__module__ for base in own} & set(sys.modules):
+        members += vars(sys.modules[name]).values()
+    for value in members:
+        if isinstance(value, type):
+            callable_by_graph = dataclasses.is_dataclass(value)
+        else:
+            callable_by_graph = hasattr(value, "__qualname__") and (hasattr(value, WRAPPED) or _is_fx_wrapped(value))
+        if callable_by_graph:
+            yield value
+
+
+def _is_fx_wrapped(value: Any) -> bool:
+    """Whether torch.fx.wrap was called on a function."""
+    key = (id(getattr(value, "__globals__", None)), getattr(value, "__name__", ""))
+    return key in fx._symbolic_trace._wrapped_fns_to_patch

@@ -1,0 +1,117 @@
+"""Modules as JSON rows, and back, without running anything from the file.
+
+stock    a class of torch.nn, or a form of one from fxquant.modules, with its plain settings
+weight   a holder of integer weights
+user     any other module: the name of its class, to compare with what the float model has there
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxquant.core.graph import user_class
+from fxquant.core.graph_json import from_json, to_json
+from fxquant.core.spec import Spec
+from fxquant.errors import ArchiveError
+from fxquant.modules import attention, cells, recurrent, substitute, transformer
+from fxquant.passes.convert_weights import QuantizedWeight, shell_of
+
+Row = dict[str, Any]
+_NOT_SETTINGS = frozenset((*nn.Module().__dict__, "_fxquant_tree"))
+_HOLDER = ("weight", "weight_scale", "weight_zero_point", "bias")
+
+
+@functools.cache
+def _classes() -> dict[str, type[nn.Module]]:
+    """The module classes that a file may name."""
+    found = [*vars(nn).values(), nn.modules.linear.NonDynamicallyQuantizableLinear]
+    for source in (attention, cells, recurrent, substitute, transformer):
+        found += vars(source).values()
+    classes = (value for value in found if isinstance(value, type) and issubclass(value, nn.Module))
+    return {name_of(cls): cls for cls in classes}
+
+
+def name_of(cls: type) -> str:
+    """The qualified name of a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def stock_class(name: str) -> type[nn.Module] | None:
+    """The class of torch.nn or fxquant.modules with this name."""
+    return _classes().get(name)
+
+
+def same_class(cls: type, name: str) -> bool:
+    """Whether a class goes by a stored name. A script's classes are in `__main__`, and elsewhere if it is imported."""
+    package, own = name.removesuffix(f".{cls.__qualname__}"), cls.__module__
+    return name == name_of(cls) or (name != package and "__main__" in (package, own))
+
+
+def stock_row(module: nn.Module) -> Row | None:
+    """The row of a stock module; None if it is none, or has settings that are not plain."""
+    if stock_class(name_of(type(module))) is not type(module):
+        return None
+    settings = {key: value for key, value in module.__dict__.items() if key not in _NOT_SETTINGS}
+    try:
+        stored = to_json(settings)
+    except ArchiveError:
+        return None
+    absent = [name for name, value in (*module._parameters.items(), *module._buffers.items()) if value is None]
+    row = {"kind": "stock", "class": name_of(type(module)), "settings": stored, "absent": absent}
+    return {**row, "training": True} if module.training else row
+
+
+def user_row(module: nn.Module) -> Row:
+    """The row of any other module."""
+    row = {"kind": "user", "class": name_of(user_class(module))}
+    return {**row, "training": True} if module.training else row
+
+
+def weight_row(holder: QuantizedWeight) -> Row:
+    """The row of a holder. Its shell, for the user's own code, comes from the float model if it is not stock."""
+    shell: nn.Module | None = holder.__dict__.get("shell")
+    stored = None if shell is None else stock_row(shell)
+    if shell is not None and stored is not None:
+        stored["present"] = [name for name, value in shell._parameters.items() if value is not None]
+    return {"kind": "weight", "op": holder.kind, "spec": to_json(holder.spec), "shell": stored}
+
+
+def build_stock(row: Row) -> nn.Module:
+    """A stock module without its tensors and children."""
+    cls = stock_class(str(row["class"]))
+    if cls is None:
+        raise ArchiveError(f"the file names the module class {row['class']!r}, which torch.nn does not have.")
+    module = cls.__new__(cls)
+    nn.Module.__init__(module)
+    module.__dict__.update({key: value for key, value in from_json(row["settings"]).items() if _is_setting(key)})
+    for name in row["absent"]:  # a norm without running statistics still has the attribute
+        module.register_buffer(str(name), None)
+    return module
+
+
+def _is_setting(key: object) -> bool:
+    return isinstance(key, str) and key not in _NOT_SETTINGS
+
+
+def build_weight(row: Row, part: nn.Module | None) -> QuantizedWeight:
+    """A holder without its tensors. `part` is what the float model has in its place."""
+    spec = from_json(row["spec"])
+    if not isinstance(spec, Spec):
+        raise ArchiveError("the file has a weight without a spec.")
+    holder = QuantizedWeight(str(row["op"]), spec)
+    for name in _HOLDER:
+        holder.register_buffer(name, None)
+    if row["shell"] is not None:
+        shell = build_stock(row["shell"])
+        for name in row["shell"]["present"]:
+            shell.register_parameter(str(name), nn.Parameter(torch.empty(0, device="meta"), False))
+        holder.__dict__["shell"] = shell
+    elif part is not None:
+        holder.__dict__["shell"] = shell_of(part)
+    if part is not None:
+        holder._modules.update(part._modules)
+    return holder

@@ -1,0 +1,134 @@
+"""Regions as JSON rows, and back: the QDQ graph and what the region knows besides."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from fxquant.capture import guards
+from fxquant.capture.trace import run_forward
+from fxquant.core.boundary import Boundary
+from fxquant.core.graph import Region, RegionState, decode_graph, find_module
+from fxquant.core.graph_json import (
+    from_json,
+    function_name,
+    graph_from_json,
+    graph_to_json,
+    tensor_methods,
+    to_json,
+)
+from fxquant.errors import ArchiveError
+from fxquant.export.module_rows import Row, name_of, stock_class
+from fxquant.modules import attention, cells, transformer
+from fxquant.passes import convert_weights
+
+Code = dict[str, Callable[..., Any]]
+SELF = "_self"  # see Region._self
+_OWN = (
+    run_forward,
+    *(guards.check_fixed, guards.check_given, guards.check_same, guards.check_sizes),
+    *(guards.unpack, guards.pack, guards.apply_in_place),
+    *(convert_weights.dequantize_rows, convert_weights.output_padding),
+    *(cells.lstm_gates, cells.gru_gates, cells.rnn_gates, attention.join_masks, transformer.clear_padding),
+)
+_HOOK_TABLES = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+)
+
+
+@functools.cache
+def _own_functions() -> dict[str, Any]:
+    return {function_name(function): function for function in _OWN}
+
+
+def reference_graph(region: Region) -> fx.Graph:
+    """The QDQ graph of a region, lowered or not."""
+    encoded = region._region.reference
+    return region.graph if encoded is None else decode_graph(encoded)
+
+
+def region_row(path: str, region: Region, graph: fx.Graph, code: Code) -> Row:
+    """The row of a region with this QDQ graph. `code` is what it may call of the user's own (code_functions.py)."""
+    state = region._region
+    try:
+        _check_calls(graph)
+        rows = graph_to_json(graph, {**code, **_own_functions()})
+    except ArchiveError as error:
+        raise ArchiveError(f"region {path or '<root>'!r} cannot be saved: {error}") from error
+    return {
+        "kind": "region",
+        "class": name_of(state.user_class),
+        "method": state.method,
+        "num_inputs": state.num_inputs,
+        "input_names": list(state.input_names),
+        "flat": state.flat,
+        "order": state.order,
+        "boundary": to_json(state.boundary),
+        "graph": rows,
+        "code": sorted({row[2] for row in rows if row[0] == "call_function" and row[2] in code}),
+    }
+
+
+def build_region(row: Row, part: nn.Module | None, code: Code) -> Region:
+    """A region over the float model's module at its place, if there is one."""
+    boundary = from_json(row["boundary"])
+    known = stock_class(row["class"]) or nn.Module
+    state = RegionState(
+        stage="converted",
+        user_class=known if part is None else type(part),
+        method=str(row["method"]),
+        num_inputs=row["num_inputs"],
+        input_names=tuple(map(str, row["input_names"])),
+        flat=str(row["flat"]),
+        order=int(row["order"]),
+        boundary=boundary if isinstance(boundary, Boundary) else None,
+    )
+    graph = graph_from_json(row["graph"], {**code, **_own_functions()})
+    _check_calls(graph)
+    tree = nn.Module() if part is None else part
+    region = Region(_around_child(tree) if state.flat else tree, graph, state)
+    if state.flat and part is not None:
+        for table in _HOOK_TABLES:  # of a stock module by itself; those inside a graph are not run
+            region.__dict__[table] = part.__dict__[table]
+    return region
+
+
+def _around_child(module: nn.Module) -> nn.Module:
+    """The module without its tensors, which are its child's (see RegionState.flat)."""
+    shell = module.__class__.__new__(module.__class__)
+    shell.__dict__.update(module.__dict__)
+    shell.__dict__.update(_parameters={}, _buffers={}, _modules={}, _non_persistent_buffers_set=set())
+    return shell
+
+
+def _check_calls(graph: fx.Graph) -> None:
+    """Refuse what our own functions would look up by a name in their arguments."""
+    for node in graph.nodes:
+        words = (*node.args[1:3], None, None)
+        if node.target is guards.apply_in_place:
+            method = words[0]
+            if not isinstance(method, str) or method not in tensor_methods() or not method.endswith("_"):
+                raise ArchiveError(f"the graph calls the method {method!r} in place, which is not one of tensors.")
+        if node.target in (guards.pack, guards.unpack):
+            structure = words[0 if node.target is guards.pack else 1]
+            # torch imports the factory of a defaultdict by its name
+            if not isinstance(structure, str) or "defaultdict" in structure or "\\" in structure:
+                raise ArchiveError("the graph holds a container that cannot be stored, such as a defaultdict.")
+
+
+def check_references(region: Region) -> None:
+    """What a graph calls has to be a module, and what it reads a tensor, of the region."""
+    for node in region.graph.nodes:
+        target = str(node.target)
+        if node.op == "call_module" and find_module(region, target) is None:
+            raise ArchiveError(f"the graph calls {target!r}, which is no module of the model.")
+        if node.op == "get_attr" and not (target == SELF and region._region.user_class is not nn.Module):
+            owner_path, _, name = target.rpartition(".")
+            owner = find_module(region, owner_path)
+            found = None if owner is None else owner._parameters.get(name, owner._buffers.get(name))
+            if not isinstance(found, Tensor):
+                raise ArchiveError(f"the graph reads {target!r}, which is no tensor of the model.")
