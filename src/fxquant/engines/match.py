@@ -119,15 +119,14 @@ def match_group(
     if holder is None:
         return "the kernel takes symmetric int8 weights per output channel"
     add, other = _residual(region, node, ops, float_sum) if residual else (node, None)
-    if other is not None and not is_dequantize(other):
-        return _float_sum(node, op.kind, x, holder, add, other)
+    float_other = other is not None and not is_dequantize(other)
     last = add
     tail = only_user(last)
     tail_op = ops.of_node(tail, region) if tail is not None else None
-    if tail is None or tail_op is None or tail_op.kind not in tails or tail.args[:1] != (last,):
-        tail = None
+    if tail is None or tail_op is None or tail_op.kind not in tails or tail.args[:1] != (last,) or float_other:
+        tail = None  # a kernel with a float sum ends there
     last = tail if tail is not None else last
-    if other is not None and quantize_after(last) is None:
+    if other is not None and not float_other and quantize_after(last) is None:
         return match_group(region, node, ops, tails, False)  # an int8 sum is written over an int8 tensor only
     return Group(
         node=node,
@@ -136,29 +135,11 @@ def match_group(
         x_grid=None if dynamic else grid_of(x),
         run_time_grid=(x.args[1], x.args[2]) if dynamic else None,  # type: ignore[arg-type]
         holder=holder,
-        other=integers(other) if other is not None else None,
-        other_grid=grid_of(other) if other is not None else None,
+        other=other if other is None or float_other else integers(other),
+        other_grid=None if other is None or float_other else grid_of(other),
         nodes=tuple(dict.fromkeys((node, add, last))),
         tail=tail,
-        quantize=quantize_after(last),
-    )
-
-
-def _float_sum(node: fx.Node, kind: str, x: fx.Node, holder: QuantizedWeight, add: fx.Node, other: fx.Node) -> Group:
-    """A group that ends in the sum with a float tensor."""
-    dynamic = is_dynamic(x)
-    return Group(
-        node=node,
-        kind=kind,
-        x=integers(x),
-        x_grid=None if dynamic else grid_of(x),
-        run_time_grid=(x.args[1], x.args[2]) if dynamic else None,  # type: ignore[arg-type]
-        holder=holder,
-        other=other,
-        other_grid=None,
-        nodes=(node, add),
-        tail=None,
-        quantize=None,
+        quantize=None if float_other else quantize_after(last),
     )
 
 
