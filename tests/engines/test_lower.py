@@ -156,7 +156,7 @@ def test_narrow_grids_saturate_at_their_own_ends() -> None:
 
 
 def test_what_no_kernel_takes_is_named() -> None:
-    qconfig = fq.QConfig(activation=fq.Spec(), weight=fq.default_qconfig.weight)  # signed activations
+    qconfig = fq.QConfig(activation=fq.Spec(bits=12), weight=fq.default_qconfig.weight)
     quantized = fq.quantize(
         nn.Sequential(nn.Linear(8, 8)).eval(),
         [torch.randn(2, 8)],
@@ -165,7 +165,7 @@ def test_what_no_kernel_takes_is_named() -> None:
     assert not any(isinstance(module, LinearKernel) for module in quantized.modules())
     row = next(iter(fq.explain(quantized)))
     assert row.status == "float"
-    assert "takes uint8 inputs" in row.reason
+    assert "its input is not int8" in row.reason
 
 
 def test_load_state_dict_reaches_the_kernels() -> None:
@@ -317,3 +317,17 @@ def test_resizing_and_padding_between_kernels(name: str) -> None:
     assert sqnr_db(reference(x), lowered(x)) > 45
     if name in ("nearest", "exact", "pad"):
         assert not any(node.target is kernels.dequantize for node in lowered.graph.nodes), "it runs on integers"
+
+
+@pytest.mark.parametrize("granularity", ["per_tensor", "per_channel"])
+@pytest.mark.parametrize("scale", ["float", "pow2"])
+def test_signed_activations_and_one_scale_per_weight(granularity: str, scale: str) -> None:
+    qconfig = fq.QConfig(
+        activation=fq.Spec(signed=True, symmetric=True, scale=scale),
+        weight=fq.Spec(granularity=granularity, scale=scale),
+    )
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(72, 4))
+    x = torch.randn(2, 3, 7, 7)
+    reference, lowered = both(model, x, mapping={"": qconfig})
+    assert {row.status for row in fq.explain(lowered) if row.kind in ("conv2d", "linear")} == {"int8"}
+    torch.testing.assert_close(lowered(x), reference(x), rtol=1e-3, atol=1e-3)

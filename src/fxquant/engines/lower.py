@@ -25,6 +25,7 @@ from fxquant.engines.match import Group, dtype_of, grid_of, is_dequantize, is_qu
 from fxquant.engines.onednn_kernels import Accumulate, ConvKernel, Kernels, LinearKernel, Output, Tail
 from fxquant.engines.support import TAILS, explicit_padding, supports, supports_float_sum, tail_of
 from fxquant.engines.transposed import TransposedKernel, fits
+from fxquant.engines.unsigned import to_unsigned
 from fxquant.engines.weight_only import WeightOnlyLinear
 from fxquant.passes.convert_weights import replace_node
 
@@ -41,6 +42,7 @@ def lower(region: Region, ops: OpTable = OPS) -> Region:
     region.add_module(region._region.kernel_path, Kernels())
     region.__dict__[region._region.kernel_path] = region.get_submodule(region._region.kernel_path)
     lower_dynamic(region)
+    to_unsigned(region)
     for node in list(region.graph.nodes):
         op = ops.of_node(node, region)
         if op is not None and op.kind in _WEIGHTED and node.op == "call_function":

@@ -96,7 +96,8 @@ def _kernel_weight(region: Region, weight: object, axis: int) -> QuantizedWeight
     holder = weight_holder(region, weight)
     if holder is None or not isinstance(weight, fx.Node) or weight.kwargs or holder.weight.dtype != torch.int8:
         return None
-    fits = holder.spec.granularity == "per_channel" and holder.spec.axis == axis and holder.weight_zero_point is None
+    per_channel = holder.spec.granularity == "per_channel" and holder.spec.axis == axis
+    fits = (per_channel or holder.spec.granularity == "per_tensor") and holder.weight_zero_point is None
     return holder if fits else None
 
 

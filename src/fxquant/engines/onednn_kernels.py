@@ -108,8 +108,12 @@ class _Kernel(nn.Module):
         raise AssertionError("a kernel packs its own weight")
 
     def _head(self, packed: Tensor) -> tuple[Any, ...]:
-        scale = self.holder.weight_scale
+        scale = self._scale()
         return (*(self.x_grid or ()), packed, scale, torch.zeros(scale.numel(), dtype=torch.int32))
+
+    def _scale(self) -> Tensor:
+        """Of the weight, one number per output channel."""
+        return self.holder.weight_scale.expand(self.holder.weight.shape[0]).contiguous()
 
     def _end(self) -> tuple[Any, ...]:
         output, tail, accumulate = self.output, self.tail, self.accumulate
@@ -159,7 +163,7 @@ class ConvKernel(_Kernel):
         geometry = (list(stride), list(padding), list(dilation), groups)
         holder = self.holder
         grid = self.x_grid or (1.0, 0)  # the packed form does not depend on it
-        packed = torch.ops.onednn.qconv_prepack(holder.weight, holder.weight_scale, *grid, *geometry, list(shape))
+        packed = torch.ops.onednn.qconv_prepack(holder.weight, self._scale(), *grid, *geometry, list(shape))
         return self._head(packed), (holder.dequantized("bias"), *geometry, *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
@@ -168,7 +172,7 @@ class ConvKernel(_Kernel):
             geometry = (list(stride), list(padding), list(dilation), groups)
             end = (*geometry, self._grids(grid), self.output.dtype, *self._tail())
             holder = self.holder
-            result = qconv(x, holder.weight, holder.weight_scale, other, holder.dequantized("bias"), *end)
+            result = qconv(x, holder.weight, self._scale(), other, holder.dequantized("bias"), *end)
             assert isinstance(result, Tensor)
             return result
         head, rest = self._arguments(x.shape)
@@ -198,7 +202,7 @@ class LinearKernel(_Kernel):
             end = (self.output.dtype, self._sum_name(), *self._tail())
             holder = self.holder
             result = qlinear(
-                x, holder.weight, holder.weight_scale, other, holder.dequantized("bias"), self._grids(grid), *end
+                x, holder.weight, self._scale(), other, holder.dequantized("bias"), self._grids(grid), *end
             )
             assert isinstance(result, Tensor)
             return result

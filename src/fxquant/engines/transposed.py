@@ -43,7 +43,7 @@ class TransposedKernel(_Kernel):
         weight = holder.weight.unsqueeze(2) if len(stride) == 1 else holder.weight
         phases = phase_weight(weight, stride2, groups)
         count = stride2[0] * stride2[1]
-        scale = holder.weight_scale.repeat(groups * count)
+        scale = holder.weight_scale.expand(holder.weight.shape[1]).repeat(groups * count)
         bias = holder.dequantized("bias")
         if bias is not None:
             bias = bias.view(groups, 1, -1).expand(-1, count, -1).flatten().contiguous()
