@@ -117,8 +117,9 @@ def test_tensors_outside_of_the_regions(tmp_path: Path) -> None:
     model, x = Scaled().eval(), torch.randn(3, 4)
     quantized = fq.quantize(model, [x], method="piecewise")
     path = fq.save(quantized, tmp_path / "m.safetensors")
-    loaded = fq.load(path, Scaled())
+    loaded = fq.load(path, given := Scaled())
     assert torch.equal(loaded(x), quantized(x)) and not loaded.training
+    assert loaded.kept_out.data_ptr() != given.kept_out.data_ptr()  # nothing is shared
     assert dict(loaded.named_parameters()).keys() == dict(quantized.named_parameters()).keys()
     assert isinstance(loaded.scale, nn.Parameter) and loaded.scale.requires_grad
     with pytest.raises(fq.ArchiveError, match=r"tensor '.*' of shape \(4,\), the float model one of shape \(5,\)"):
@@ -133,7 +134,6 @@ def test_parametrizations_and_shared_modules(tmp_path: Path) -> None:
             super().__init__()
             self.a = parametrizations.weight_norm(nn.Linear(4, 4))
             self.b = nn.ModuleList([self.a, nn.Linear(4, 4)])
-            self.b[1].weight = self.b[1].weight
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.b[1](self.b[0](self.a(x)))
@@ -143,6 +143,16 @@ def test_parametrizations_and_shared_modules(tmp_path: Path) -> None:
     quantized = fq.quantize(model, [x], method="piecewise")
     loaded = fq.load(fq.save(quantized, tmp_path / "m.safetensors"), Net())
     assert torch.equal(loaded(x), quantized(x)) and loaded.b[0] is loaded.a
+
+
+def test_the_memory_format_of_float_weights_stays(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)).eval(), torch.randn(2, 3, 8, 8)
+    model = model.to(memory_format=torch.channels_last)
+    mapping = fq.get_default_qconfig_mapping("x86").set_module_name("1", None)
+    quantized = fq.quantize(model, [x], qconfig_mapping=mapping)
+    loaded = fq.load(fq.save(quantized, tmp_path / "m.safetensors"))
+    assert torch.equal(loaded(x), quantized(x))
+    assert loaded.get_parameter("1.weight").is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.engines.choose import available
@@ -20,6 +22,21 @@ def test_rows_and_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "speed-up" in capsys.readouterr().out
     assert "speed-up" in str(result)
     assert torch.equal(quantized(x), fq.quantize(model, [x])(x)), "the model itself is not changed"
+
+
+def test_the_size_of_a_model_of_several_regions_is_that_of_its_file(tmp_path: Path) -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) if x.sum() > 0 else self.b(x)
+
+    model, x = Branch().eval(), torch.randn(2, 4)
+    quantized = fq.quantize(model, [x, -x], example_inputs=(x,))
+    size = fq.save(quantized, tmp_path / "m.safetensors").stat().st_size / 2**20
+    assert fq.benchmark(quantized, x, seconds=0.01)["onednn"].size == pytest.approx(size)
 
 
 def test_inputs_are_remembered() -> None:
