@@ -96,3 +96,26 @@ def test_one_region_has_no_boundaries_and_nothing_left(name: str) -> None:
 def test_a_float_model_has_no_account() -> None:
     with pytest.raises(StageError, match="prepare_fx"):
         fq.explain(nn.Linear(2, 2))
+
+
+def test_a_weight_passed_to_a_wrapped_function_counts_as_float() -> None:
+    class Windowed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.hidden = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return opaque_linear(self.first(x), self.hidden.weight)
+
+    x = torch.randn(4, 8)
+    prepared = fq.prepare_fx(Windowed().eval(), fq.get_default_qconfig_mapping(), (x,), method="symbolic")
+    fq.calibrate(prepared, [x])
+    for model in (prepared, fq.convert_fx(prepared), fq.convert_fx(prepared, engine="reference")):
+        found = fq.explain(model)
+        assert found.weighted() == (1, 2)
+        assert [(left.path, "opaque_linear" in left.reason) for left in found.left] == [("hidden", True)]
+
+
+@torch.fx.wrap
+def opaque_linear(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight.t()

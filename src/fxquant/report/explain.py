@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rich.console import Console, Group
 from rich.table import Table
-from torch import nn
+from torch import fx, nn
 
 from fxquant.capture.hints import hint
 from fxquant.core.graph import Region, TensorInfo, full_path, join_path, regions, user_class
@@ -168,7 +168,19 @@ def _opaque(path: str, region: Region) -> dict[str, int]:
             continue
         for at, count in weighted_parts(region.get_submodule(str(node.target))).items():
             found[join_path(path, str(node.target), at)] = count
+    found.update({join_path(path, owner): 1 for owner, _ in _passed_weights(region)})
     return found
+
+
+def _passed_weights(region: Region) -> Iterator[tuple[str, fx.Node]]:
+    """(module, call) where a graph hands the float weight of a module to a function that it does not look into."""
+    for node in region.graph.nodes:
+        owner, _, name = str(node.target).rpartition(".")
+        if node.op != "get_attr" or name != "weight" or "" not in weighted_parts(region.get_submodule(owner)):
+            continue
+        call = next((user for user in node.users if OPS.of_node(user, region) is None), None)
+        if call is not None and call.op in ("call_function", "call_method"):
+            yield owner, call
 
 
 def _left_calls(path: str, region: Region, known: tuple[Left, ...]) -> Iterator[Left]:
@@ -183,6 +195,15 @@ def _left_calls(path: str, region: Region, known: tuple[Left, ...]) -> Iterator[
         name = user_class(region.get_submodule(str(node.target))).__name__
         where = str(node.meta.get("where", ""))
         yield Left(path=at, module=name, reason=decision.reason, where=where, hint=hint(decision.reason))
+    for owner, call in _passed_weights(region):
+        function = getattr(call.target, "__name__", str(call.target))
+        yield Left(
+            path=join_path(path, owner),
+            module=user_class(region.get_submodule(owner)).__name__,
+            reason=f"its weight is passed to {function}, which is called as written",
+            where=str(call.meta.get("where", "")),
+            hint=f"Call the module itself, or let {function} be traced: it is wrapped.",
+        )
 
 
 def _within(path: str, root: str) -> bool:
