@@ -77,7 +77,7 @@ class _Kernel(nn.Module):
         self.tail = tail
         self.accumulate = accumulate
         self.generation = -1
-        self.packed: dict[tuple[int, ...], tuple[Any, ...]] = {}
+        self.packed: dict[tuple[int, ...], tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
 
     def __call__(self, *args: Any) -> Tensor:
         """Without looking for hooks: a model makes dozens of these calls, of some ten microseconds each."""
@@ -92,8 +92,11 @@ class _Kernel(nn.Module):
         made.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         return made
 
-    def _arguments(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
-        """The constant arguments of a call for inputs of this shape: those before the second tensor, those after."""
+    def _arguments(self, shape: tuple[int, ...], grid: Grid | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The arguments of a call for inputs of this shape: those before the second tensor, those after.
+
+        `grid` is that of the input where it is found at run time.
+        """
         if self.generation != self.holder.generation:
             self.packed.clear()
             self.generation = self.holder.generation
@@ -102,9 +105,9 @@ class _Kernel(nn.Module):
             if len(self.packed) >= _MOST_PACKED:
                 self.packed.clear()
             found = self.packed[shape] = self._pack(shape)
-        return found
+        return found if grid is None else ((*grid, *found[0]), found[1])
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         raise AssertionError("a kernel packs its own weight")
 
     def _head(self, packed: Tensor) -> tuple[Any, ...]:
@@ -156,28 +159,23 @@ class ConvKernel(_Kernel):
         geometry: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int],
     ) -> None:
         super().__init__(holder, x_grid, output, tail, accumulate)
-        self.geometry = geometry
+        stride, padding, dilation, groups = geometry
+        self.geometry = (list(stride), list(padding), list(dilation), groups)
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
-        stride, padding, dilation, groups = self.geometry
-        geometry = (list(stride), list(padding), list(dilation), groups)
+    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         holder = self.holder
         grid = self.x_grid or (1.0, 0)  # the packed form does not depend on it
-        packed = torch.ops.onednn.qconv_prepack(holder.weight, self._scale(), *grid, *geometry, list(shape))
-        return self._head(packed), (holder.dequantized("bias"), *geometry, *self._end())
+        packed = torch.ops.onednn.qconv_prepack(holder.weight, self._scale(), *grid, *self.geometry, list(shape))
+        return self._head(packed), (holder.dequantized("bias"), *self.geometry, *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
         if torch.compiler.is_compiling():
-            stride, padding, dilation, groups = self.geometry
-            geometry = (list(stride), list(padding), list(dilation), groups)
-            end = (*geometry, self._grids(grid), self.output.dtype, *self._tail())
+            end = (*self.geometry, self._grids(grid), self.output.dtype, *self._tail())
             holder = self.holder
             result = qconv(x, holder.weight, self._scale(), other, holder.dequantized("bias"), *end)
             assert isinstance(result, Tensor)
             return result
-        head, rest = self._arguments(x.shape)
-        if grid is not None:
-            head = (*grid, *head)
+        head, rest = self._arguments(x.shape, grid)
         if other is None:
             return torch.ops.onednn.qconv_pointwise.default(x, *head, *rest)  # type: ignore[no-any-return]
         assert self.accumulate is not None
@@ -191,7 +189,7 @@ class ConvKernel(_Kernel):
 class LinearKernel(_Kernel):
     """`onednn.qlinear_pointwise`: product, an optional sum with a second tensor, an optional unary op."""
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         packed = torch.ops.onednn.qlinear_prepack(self.holder.weight, [math.prod(shape[:-1]), shape[-1]])
         return self._head(packed), (self.holder.dequantized("bias"), *self._end())
 
@@ -206,9 +204,7 @@ class LinearKernel(_Kernel):
             )
             assert isinstance(result, Tensor)
             return result
-        head, rest = self._arguments(x.shape)
-        if grid is not None:
-            head = (*grid, *head)
+        head, rest = self._arguments(x.shape, grid)
         if other is None:
             return torch.ops.onednn.qlinear_pointwise.default(x, *head, *rest)  # type: ignore[no-any-return]
         assert self.accumulate is not None

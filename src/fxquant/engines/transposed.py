@@ -49,7 +49,7 @@ class TransposedKernel(_Kernel):
             bias = bias.view(groups, 1, -1).expand(-1, count, -1).flatten().contiguous()
         return phases, scale, bias, ([1, 1], [size - 1 for size in phases.shape[2:]], [1, 1], groups)
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         phases, scale, bias, geometry = self._phases()
         grid = self.x_grid or (1.0, 0)  # the packed form does not depend on it
         packed = torch.ops.onednn.qconv_prepack(phases, scale, *grid, *geometry, list(shape))
@@ -64,9 +64,7 @@ class TransposedKernel(_Kernel):
             weight, scale, bias, geometry = self._phases()
             y = qconv(x, weight, scale, None, bias, *geometry, self._grids(grid), self.output.dtype, *self._tail())
         else:
-            head, rest = self._arguments(x.shape)
-            if grid is not None:
-                head = (*grid, *head)
+            head, rest = self._arguments(x.shape, grid)
             y = torch.ops.onednn.qconv_pointwise.default(x, *head, *rest)
         y = self._interleave(y, x)
         return y.squeeze(2) if line else y
