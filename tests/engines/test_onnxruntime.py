@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
-import pickle
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
 import fxquant as fq
 from fxquant.engines.onnxruntime import OnnxRuntimeModule
 from fxquant.numerics.affine import sqnr_db
+from runtime_agreement import check_agreement
 from zoo import ZOO
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -23,27 +20,9 @@ for package in ("onnx", "onnxscript", "onnxruntime"):
 NAMES = ("resnet", "tied_lm", "keywords_to_dict", "tuple_to_tuple")
 
 
-def repeat(count: int, x: Tensor) -> Tensor:
-    return torch.cat([x] * count)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_the_reference_at_any_batch(name: str) -> None:
-    entry = ZOO[name]
-    args, kwargs = entry.inputs(), entry.kwargs()
-    reference = fq.quantize(
-        entry.build(), [args or kwargs], example_inputs=args, example_kwargs=kwargs, engine="reference"
-    )
-    engine = OnnxRuntimeModule(reference, args, kwargs)
-    for twin in (engine, copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):
-        for count in (1, 3):
-            more, more_kwargs = tree_map(partial(repeat, count), (args, kwargs))
-            expected, spec = tree_flatten(reference(*more, **more_kwargs))
-            actual, actual_spec = tree_flatten(twin(*more, **more_kwargs))
-            assert actual_spec == spec
-            for left, right in zip(expected, actual, strict=True):
-                assert left.shape == right.shape
-                assert sqnr_db(left.detach(), right) > 50
+    check_agreement(OnnxRuntimeModule, name)
 
 
 def linear() -> tuple[nn.Module, Tensor]:

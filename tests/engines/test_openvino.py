@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-from functools import partial
-
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch import nn
 
 import fxquant as fq
 from fxquant.engines.openvino import OpenVinoModule
-from fxquant.numerics.affine import sqnr_db
-from zoo import ZOO, EncoderBlock
+from runtime_agreement import check_agreement
+from zoo import EncoderBlock
 
 for package in ("onnx", "onnxscript", "openvino"):
     pytest.importorskip(package)
@@ -22,27 +17,9 @@ for package in ("onnx", "onnxscript", "openvino"):
 NAMES = ("resnet", "encoder_block", "keywords_to_dict")
 
 
-def repeat(count: int, x: Tensor) -> Tensor:
-    return torch.cat([x] * count)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_the_reference_at_any_batch(name: str) -> None:
-    entry = ZOO[name]
-    args, kwargs = entry.inputs(), entry.kwargs()
-    reference = fq.quantize(
-        entry.build(), [args or kwargs], example_inputs=args, example_kwargs=kwargs, engine="reference"
-    )
-    engine = OpenVinoModule(reference, args, kwargs)
-    for twin in (engine, copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):
-        for count in (1, 3):
-            more, more_kwargs = tree_map(partial(repeat, count), (args, kwargs))
-            expected, spec = tree_flatten(reference(*more, **more_kwargs))
-            actual, actual_spec = tree_flatten(twin(*more, **more_kwargs))
-            assert actual_spec == spec
-            for left, right in zip(expected, actual, strict=True):
-                assert left.shape == right.shape
-                assert sqnr_db(left.detach(), right) > 50
+    check_agreement(OpenVinoModule, name)
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
