@@ -1,4 +1,4 @@
-"""The one place that touches what torch may move: the `quantized_decomposed` ops.
+"""The one place that touches what torch may move: the `quantized_decomposed` ops, and its C++ interpreter.
 
 torch registers them when its (deprecated) quantization package is imported. Where that package is gone, the ops are
 registered here with the same schemas, so that converted graphs, torch.onnx and Inductor see one form. fxquant adds
@@ -8,10 +8,11 @@ registered here with the same schemas, so that converted graphs, torch.onnx and 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 with contextlib.suppress(ImportError):
     import torch.ao.quantization.fx._decomposed
@@ -178,3 +179,33 @@ CHOOSE_QPARAMS_SYMMETRIC = decomposed.choose_qparams_symmetric.tensor
 
 QUANTIZE_OPS = (QUANTIZE, QUANTIZE_TENSOR, QUANTIZE_ROUNDING)
 DEQUANTIZE_OPS = (DEQUANTIZE, DEQUANTIZE_TENSOR, DEQUANTIZE_CHANNEL, DEQUANTIZE_GROUP)
+
+
+def interpreted(text: str) -> Callable[..., Any] | None:
+    """A function that torch's C++ interpreter runs, from the text of its graph; None if torch has none, or refuses."""
+    try:
+        function: Callable[..., Any] = torch._C._create_function_from_graph("replay", torch._C.parse_ir(text))
+    except (AttributeError, RuntimeError):
+        return None
+    return function
+
+
+def unseen() -> Any:
+    """A context in which no dispatch mode sees the ops that run."""
+    return torch._C._DisableTorchDispatch()
+
+
+_MODES = ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_are_functorch_transforms_active")
+_KNOWS_MODES = all(hasattr(torch._C, name) for name in _MODES) and hasattr(nn.modules.module, "_has_any_global_hook")
+
+
+def plain_mode() -> bool:
+    """Whether ops run as they are written: nothing traces, casts or intercepts them."""
+    return _KNOWS_MODES and not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._get_tracing_state()
+        or torch._C._are_functorch_transforms_active()
+        or torch.is_autocast_enabled("cpu")
+        or nn.modules.module._has_any_global_hook()
+    )

@@ -70,6 +70,7 @@ class RegionState:
     quantizer_path: str = ""  # where their modules are
     kernel_path: str = ""  # where the kernels of a lowered graph are
     reference: dict[str, Any] | None = None  # the QDQ graph that was lowered, encoded
+    runner: Any = None  # runs a lowered graph; see engines/replay.py
     path: str = ""  # where the region stands in the model, as the rules name it
     outer: tuple[tuple[str, str], ...] = ()  # (path, class name) of the modules around it, outermost first
     flat: str = ""  # the child whose tensors count as the region's own: a stock module that is a region by itself
@@ -142,6 +143,12 @@ class Region(fx.GraphModule):
         """
         if self._region.boundary is not None:
             self._refuse_floats(args, kwargs)
+        if self._region.runner is not None and not torch.compiler.is_compiling():
+            return self._region.runner(self, args, kwargs)
+        return self.run_graph(args, kwargs)
+
+    def run_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the graph node by node, hooks included."""
         try:
             return super().__call__(*args, **kwargs)
         except (InputError, TypeError) as error:

@@ -23,6 +23,7 @@ from fxquant.engines.followers import lower_follower
 from fxquant.engines.lower_dynamic import lower_dynamic
 from fxquant.engines.match import Group, dtype_of, grid_of, is_dequantize, is_quantize, match_group, weight_holder
 from fxquant.engines.onednn_kernels import Accumulate, ConvKernel, Kernels, LinearKernel, Output, Tail
+from fxquant.engines.replay import Replay
 from fxquant.engines.support import TAILS, explicit_padding, supports, supports_float_sum, tail_of
 from fxquant.engines.transposed import TransposedKernel, fits
 from fxquant.engines.unsigned import to_unsigned
@@ -55,6 +56,7 @@ def lower(region: Region, ops: OpTable = OPS) -> Region:
         _lower_boundary(region, node)
     region.graph.lint()
     region.recompile()
+    region._region.runner = Replay()
     return region
 
 
@@ -64,7 +66,7 @@ def unlower(region: Region) -> Region:
         region.__dict__.pop(region._region.kernel_path, None)
         region.delete_submodule(region._region.kernel_path)
         region.graph = decode_graph(region._region.reference)
-        region._region.reference, region._region.kernel_path = None, ""
+        region._region.reference, region._region.kernel_path, region._region.runner = None, "", None
     return region
 
 

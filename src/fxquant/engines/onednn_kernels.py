@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxquant.core import compat
 from fxquant.engines.compiled import qconv, qlinear
 from fxquant.engines.kernels import Grid
 from fxquant.passes.convert_weights import QuantizedWeight
 
-_MOST_PACKED = 4  # packed copies per kernel: the best layout may differ between batch sizes
+MOST_PACKED = 4  # packed copies per kernel: the best layout may differ between batch sizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +63,7 @@ class Kernels(nn.Module):
         return name
 
 
-class _Kernel(nn.Module):
+class Kernel(nn.Module):
     """Holds what every call needs. `holder` is not a child, so that the weight stays in one place of the state_dict."""
 
     holder: QuantizedWeight
@@ -86,7 +87,7 @@ class _Kernel(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "packed": {}}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Kernel:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         made.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
@@ -102,9 +103,10 @@ class _Kernel(nn.Module):
             self.generation = self.holder.generation
         found = self.packed.get(shape)
         if found is None:
-            if len(self.packed) >= _MOST_PACKED:
+            if len(self.packed) >= MOST_PACKED:
                 self.packed.clear()
-            found = self.packed[shape] = self._pack(shape)
+            with compat.unseen():
+                found = self.packed[shape] = self._pack(shape)
         return found if grid is None else ((*grid, *found[0]), found[1])
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -146,7 +148,7 @@ class _Kernel(nn.Module):
         return ", ".join(parts)
 
 
-class ConvKernel(_Kernel):
+class ConvKernel(Kernel):
     """`onednn.qconv_pointwise`: convolution, an optional residual sum, an optional relu, and requantization."""
 
     def __init__(
@@ -186,7 +188,7 @@ class ConvKernel(_Kernel):
         return torch.ops.onednn.qconv2d_pointwise.binary(x, *head, other, *rest)  # type: ignore[no-any-return]
 
 
-class LinearKernel(_Kernel):
+class LinearKernel(Kernel):
     """`onednn.qlinear_pointwise`: product, an optional sum with a second tensor, an optional unary op."""
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from fxquant.engines.compiled import qconv
 from fxquant.engines.kernels import Grid
-from fxquant.engines.onednn_kernels import Output, Tail, _Kernel
+from fxquant.engines.onednn_kernels import Kernel, Output, Tail
 from fxquant.passes.convert_weights import QuantizedWeight
 
 Pair = tuple[int, int]
 
 
-class TransposedKernel(_Kernel):
+class TransposedKernel(Kernel):
     """A transposed convolution in one or two dimensions, dilation 1."""
 
     def __init__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,8 @@ class QuantizedWeight(nn.Module):
 
     shell: nn.Module  # the module it was, without its tensors
 
+    changes: ClassVar[int] = 0  # of all generations: if it is as it was, so are they
+
     weight: Tensor
     weight_scale: Tensor
     weight_zero_point: Tensor | None
@@ -50,11 +52,15 @@ class QuantizedWeight(nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self.generation += 1
+        self._changed()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self.generation += 1
+        self._changed()
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _changed(self) -> None:
+        self.generation += 1
+        QuantizedWeight.changes += 1
 
     def dequantized(self, name: str) -> Any:
         """The tensor of this name as code that reads a float module expects it."""

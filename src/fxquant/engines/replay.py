@@ -1,0 +1,229 @@
+"""Runs of a lowered graph, kept: torch's C++ interpreter repeats what Python did, without Python between the kernels.
+
+A call with inputs of sizes seen before is written down (`tape.py`), tried, and compared with what Python gave; later
+calls run in C++. A kernel of some ten microseconds waits about as long for Python, longer when the caches are cold.
+What the text of a run does not show (sizes, modes, hooks, weights put in later) is looked at before each call, and if
+it is not as it was, Python runs the graph.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.node import _get_qualified_name
+from torch.utils import _pytree as pytree
+
+from fxquant.core import compat
+from fxquant.core.graph import Region, get_attr
+from fxquant.engines.onednn_kernels import MOST_PACKED, Kernel
+from fxquant.engines.tape import Tape
+from fxquant.passes.convert_weights import QuantizedWeight
+
+log = logging.getLogger("fxquant")
+
+Key = tuple[Any, ...]
+_KNOWN = ("torch", "_operator", "builtins", "math", "fxquant")  # packages whose functions do what their ops show
+_MOST_SEEN = 64
+
+
+@dataclass(kw_only=True, slots=True)
+class _Run:
+    """One run: the function, what it is given besides the inputs, and what it relies on."""
+
+    function: Callable[..., Any]
+    held: list[Tensor]
+    leaves: list[Any]  # of the outputs; a tensor is given as [its index]
+    spec: pytree.TreeSpec | None  # None for one tensor
+    owners: list[tuple[dict[str, Any], str, Tensor]]  # where held tensors stand in the model, besides the weights
+    weights: list[tuple[QuantizedWeight, int]]  # with their generation
+    changes: int
+    called: list[nn.Module]  # modules whose hooks would be run
+
+    def holds(self) -> bool:
+        """Whether the model's tensors are those that were seen, and no one listens in."""
+        if self.changes != QuantizedWeight.changes:
+            if any(weight.generation != generation for weight, generation in self.weights):
+                return False
+            self.changes = QuantizedWeight.changes
+        for table, name, tensor in self.owners:
+            if table.get(name) is not tensor:
+                return False
+        return not any(module._forward_hooks or module._forward_pre_hooks for module in self.called)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                made = self.function(*tensors, self.held)
+        else:
+            made = self.function(*tensors, self.held)
+        if self.spec is None:
+            return made
+        made = made if isinstance(made, tuple) else (made,)
+        return pytree.tree_unflatten([made[leaf[0]] if type(leaf) is list else leaf for leaf in self.leaves], self.spec)
+
+
+class Replay:
+    """The runs of one region, by what it was called with. They belong to this process: a copy starts anew."""
+
+    def __init__(self) -> None:
+        self.runs: dict[Key, _Run] = {}
+        self.refused: dict[Key | None, str] = {}  # what Python has to run, and why; None stands for all calls
+        self.seen: set[Key] = set()
+        self.last: Key | None = None
+
+    def __call__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if None in self.refused or not compat.plain_mode():
+            return region.run_graph(args, kwargs)
+        # few steps until the run: after one the caches are cold, and each costs several times what it does in a loop
+        tensors: Sequence[Tensor] = args
+        key = None if kwargs else _key(region, args, None)
+        if key is None:
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            key = _key(region, leaves, spec)
+        if key is None:
+            return region.run_graph(args, kwargs)
+        run = self.runs.get(key)
+        if run is not None and run.holds():
+            return run(tensors)
+        self.runs.pop(key, None)
+        if key in self.refused or not self._comes_again(key):
+            return region.run_graph(args, kwargs)
+        return self._record(region, key, tensors, args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Replay, ()
+
+    def _comes_again(self, key: Key) -> bool:
+        """Whether a run is worth keeping: it was seen before, or just before if another has to go for it."""
+        again = key in self.seen if len(self.runs) < MOST_PACKED else key == self.last
+        if len(self.seen) >= _MOST_SEEN:
+            self.seen.clear()
+            self.refused.clear()
+        self.seen.add(key)
+        self.last = key
+        return again
+
+    def _record(
+        self, region: Region, key: Key, tensors: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the graph by Python, and keep the run if it can be."""
+        reason = _unknown_code(region)
+        if reason:
+            return self._refuse(None, reason, region.run_graph(args, kwargs))
+        tape = Tape(list(tensors))
+        with tape:
+            result = region.run_graph(args, kwargs)
+        leaves, spec = ([result], None) if isinstance(result, Tensor) else pytree.tree_flatten(result)
+        outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        reason = tape.refused or _unknown_output(leaves)
+        if reason:
+            return self._refuse(key, reason, result)
+        function = compat.interpreted(tape.text(outputs))
+        if function is None:
+            return self._refuse(key, "torch's interpreter does not take the graph", result)
+        index = {id(output): place for place, output in enumerate(outputs)}
+        run = _Run(
+            function=function,
+            held=tape.held,
+            leaves=[[index[id(leaf)]] if isinstance(leaf, Tensor) else leaf for leaf in leaves],
+            spec=spec,
+            owners=_owners(region, tape.held),
+            changes=QuantizedWeight.changes,
+            weights=[(part, part.generation) for part in region.modules() if isinstance(part, QuantizedWeight)],
+            called=_called(region),
+        )
+        with torch.random.fork_rng(devices=[]):
+            again = [leaf for leaf in pytree.tree_leaves(run(tensors)) if isinstance(leaf, Tensor)]
+        if not all(map(_same, outputs, again)):
+            return self._refuse(key, "two runs differ", result)
+        while len(self.runs) >= MOST_PACKED:
+            del self.runs[next(iter(self.runs))]
+        self.runs[key] = run
+        return result
+
+    def _refuse(self, key: Key | None, reason: str, result: Any) -> Any:
+        self.refused[key] = reason
+        log.debug("the graph is run by Python: %s", reason)
+        return result
+
+
+def _key(region: Region, leaves: Sequence[Any], spec: pytree.TreeSpec | None) -> Key | None:
+    """What a run depends on besides weights and modes; None if there is no telling.
+
+    Without a `spec` the leaves are tensors.
+    """
+    key: list[Any] = [spec, region.training, torch.is_grad_enabled()]
+    for leaf in leaves:
+        if type(leaf) is Tensor and leaf.layout == torch.strided:
+            key.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad))
+        elif spec is not None and (leaf is None or isinstance(leaf, (bool, int, float, str))):
+            key.append((type(leaf), leaf))
+        else:
+            return None
+    return tuple(key)
+
+
+def _unknown_code(region: Region) -> str:
+    """Why the graph may do more than its ops show: it calls code that is not known."""
+    for node in region.graph.nodes:
+        if node.op == "call_function" and _package(node.target) not in _KNOWN:
+            return f"{node.name} calls a function of the model"
+        if node.op == "get_attr" and not isinstance(get_attr(region, str(node.target)), Tensor):
+            return f"{node.name} reads an attribute"
+    for module in _called(region)[1:]:
+        reason = _unknown_code(module) if isinstance(module, Region) else ""
+        if reason or type(module).__module__.partition(".")[0] not in _KNOWN:
+            return reason or f"a module of the model is called: {type(module).__name__}"
+    return ""
+
+
+def _package(function: Any) -> str:
+    if isinstance(function, torch._ops.OpOverload):
+        return "torch"  # one op, whoever wrote it
+    module = getattr(function, "__module__", None) or _get_qualified_name(function)
+    return str(module).partition(".")[0]
+
+
+def _called(region: Region) -> list[nn.Module]:
+    """The region and the modules that its graph calls, without kernels, which run no hooks."""
+    found: list[nn.Module] = [region]
+    for node in region.graph.nodes:
+        if node.op == "call_module":
+            module = region.get_submodule(str(node.target))
+            inside = _called(module) if isinstance(module, Region) else module.modules()
+            found += [part for part in inside if not isinstance(part, Kernel)]
+    return found
+
+
+def _owners(region: Region, tensors: list[Tensor]) -> list[tuple[dict[str, Any], str, Tensor]]:
+    """Where the region keeps those of the tensors that are its own; quantized weights count their changes."""
+    others = [module for module in region.modules() if not isinstance(module, QuantizedWeight)]
+    tables = [table for module in others for table in (module._parameters, module._buffers)]
+    wanted = {id(tensor) for tensor in tensors}
+    return [
+        (table, name, tensor)
+        for table in tables
+        for name, tensor in table.items()
+        if tensor is not None and id(tensor) in wanted
+    ]
+
+
+def _unknown_output(leaves: list[Any]) -> str:
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            if leaf.requires_grad:
+                return "the result has a gradient"
+        elif not (leaf is None or isinstance(leaf, (bool, int, float, str))):
+            return f"it returns a {type(leaf).__name__}"
+    return ""
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    alike = (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
+    return alike and bool(((a == b) | (a != a)).all())
