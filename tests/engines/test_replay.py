@@ -242,3 +242,20 @@ def test_threads_may_call_at_once() -> None:
     for thread in threads:
         thread.join()
     assert len(right) == 200 and all(right)
+
+
+def test_integer_results_are_not_written_over_by_the_next_call() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    net = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(3, 4, 1), nn.MaxPool2d(2)).eval()
+    config = fq.PrepareCustomConfig().set_output_quantized_indexes([0])
+    prepared = fq.prepare_fx(net, fq.get_default_qconfig_mapping(), (x,), config)
+    fq.calibrate(prepared, [x])
+    model = fq.convert_fx(prepared)
+    expected = by_python(model, x)
+    assert expected[0].dtype == torch.uint8
+    first = replayed(model, x)
+    assert replay_of(model).runs
+    with torch.no_grad():
+        model(torch.randn_like(x) * 0)
+    assert_equal(first, expected)

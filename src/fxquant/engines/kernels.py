@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fxquant.engines.tape import recording
+
 Grid = tuple[float, int]  # scale, zero point
 
 _QUANTIZED: dict[torch.dtype, Any] = {
@@ -21,20 +23,22 @@ _QUANTIZED: dict[torch.dtype, Any] = {
     torch.int8: getattr(torch, "qint8", None),
 }
 _FEW = 4  # channels of a picture
-_COPIED = 2**20  # bytes; an op that copies them can be replayed (replay.py), and Python takes longer for fewer
+_COPIED = 2**20  # bytes that are copied rather than shared in a run that is replayed (tape.py)
 _SMALLEST = torch.finfo(torch.float32).eps  # of a scale found at run time
 
 
 def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A quantized tensor's integers: a copy of few, else sharing its storage. (`x.view(dtype)` crashes later ops.)"""
-    if x.numel() <= _COPIED:
-        return x.int_repr()
+    """A quantized tensor's integers, sharing its storage. (`x.view(dtype)` is faster, and crashes in later ops.)"""
+    tape = recording()
+    copied = tape.integers(x, dtype) if tape is not None else None
+    if copied is not None:
+        return copied
     return torch.empty(0, dtype=dtype).set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride())
 
 
 def _as_quantized(x: Tensor, scale: float, zero_point: int) -> Tensor:
-    """Integers as a quantized tensor: a copy of few, else sharing their storage."""
-    if x.numel() <= _COPIED:
+    """Integers as a quantized tensor, sharing their storage."""
+    if recording() is not None and x.numel() <= _COPIED:
         return torch._make_per_tensor_quantized_tensor(x, scale, zero_point)
     made = torch._empty_affine_quantized((0,), scale=scale, zero_point=zero_point, dtype=_QUANTIZED[x.dtype])
     return made.set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride())

@@ -9,8 +9,9 @@ it is not as it was, Python runs the graph.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class _Run:
     weights: list[tuple[QuantizedWeight, int]]  # with their generation
     changes: int
     called: list[nn.Module]  # modules whose hooks would be run
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def holds(self) -> bool:
         """Whether the model's tensors are those that were seen, and no one listens in."""
@@ -56,6 +58,7 @@ class _Run:
         return not any(module._forward_hooks or module._forward_pre_hooks for module in self.called)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        """The outputs. Called by one thread at a time, which holds `lock`."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 made = self.function(*tensors, self.held)
@@ -90,7 +93,12 @@ class Replay:
             return region.run_graph(args, kwargs)
         run = self.runs.get(key)
         if run is not None and run.holds():
-            return run(tensors)
+            if not run.lock.acquire(blocking=False):
+                return region.run_graph(args, kwargs)  # another thread is at it
+            try:
+                return run(tensors)
+            finally:
+                run.lock.release()
         self.runs.pop(key, None)
         if key in self.refused or not self._comes_again(key):
             return region.run_graph(args, kwargs)

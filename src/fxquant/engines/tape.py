@@ -8,12 +8,15 @@ tensor is in no op, so a run in which it asks for one is refused.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from fxquant.core.compat import unseen
 
 _UNSTEADY = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _LISTS = {
@@ -42,6 +45,7 @@ _DTYPES = {
 }
 _FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
 _HUGE = 1e308
+_MOST_BYTES = 2**24  # of places
 
 
 class _Refusal(Exception):
@@ -54,7 +58,8 @@ class Tape(TorchDispatchMode):
     def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.refused = ""
-        self.held: list[Tensor] = []  # made by no op: weights, constants
+        self.held: list[Tensor] = []  # made by no op: weights, constants, places
+        self.places: list[Tensor] = []  # memory that every run writes to
         self._inputs = inputs
         self._names = WeakTensorKeyDictionary()
         self._count = 0
@@ -82,7 +87,7 @@ class Tape(TorchDispatchMode):
 
     def text(self, outputs: list[Tensor]) -> str:
         """The graph from the inputs, and the list of what is held, to these outputs."""
-        names = [self._tensor(tensor) for tensor in outputs]
+        names = [self._output(tensor) for tensor in outputs]
         returned = names[0] if len(names) == 1 else "%returned"
         if len(names) != 1:
             kind = ", ".join(["Tensor"] * len(names))
@@ -91,6 +96,20 @@ class Tape(TorchDispatchMode):
         unpack = [f"{_typed(self._held_names)} = prim::ListUnpack(%held)"] if self.held else []
         body = "\n  ".join((*unpack, *self._constant_lines, *self._lines))
         return f"graph({inputs}%held : Tensor[]):\n  {body}\n  return ({returned})\n"
+
+    def integers(self, x: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """The integers of a quantized tensor, in a place that every run copies them to; None if they are too many.
+
+        No op gives them without a slow copy. So a run must not be started before the last one of its kind has ended.
+        """
+        if x.numel() + sum(place.numel() for place in self.places) > _MOST_BYTES:
+            return None
+        with unseen():
+            place = torch.empty_like(x)
+            plain = torch.empty(0, dtype=dtype).set_(place.untyped_storage(), 0, place.size(), place.stride())
+        self.places.append(place)
+        place.copy_(x)
+        return plain
 
     def _fresh(self) -> str:
         self._count += 1
@@ -107,6 +126,15 @@ class Tape(TorchDispatchMode):
         name: str = self._names[tensor]
         return name
 
+    def _output(self, tensor: Tensor) -> str:
+        """A tensor that leaves the run: what is in a place is copied."""
+        name = self._tensor(tensor)
+        if not _shares(tensor, self.places):
+            return name
+        copied, preserve = self._fresh(), self._constant(_FORMATS[torch.preserve_format])
+        self._lines.append(f"{copied} : Tensor = aten::clone({name}, {preserve})")
+        return copied
+
     def _arguments(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[str]:
         """The arguments of a call, by their names in the text."""
         if any(tag in func.tags for tag in _UNSTEADY):
@@ -120,9 +148,9 @@ class Tape(TorchDispatchMode):
         return names
 
     def _is_foreign(self, tensor: Tensor) -> bool:
-        """Whether a tensor shares memory with one that no op made."""
+        """Whether a tensor shares memory with one that no op made, and that is no place."""
         outside = (*self._inputs, *(held for held in self.held if held.layout == torch.strided))
-        return tensor.untyped_storage()._cdata in {other.untyped_storage()._cdata for other in outside}
+        return _shares(tensor, outside) and not _shares(tensor, self.places)
 
     def _value(self, value: Any, kind: Any) -> str:
         if isinstance(value, Tensor):
@@ -191,6 +219,16 @@ class Tape(TorchDispatchMode):
             self._lines.append(f"{parts} : Tensor[] = {call}")
             call = f"prim::ListUnpack({parts})"
         self._lines.append(f"{_typed([self._name(result) for result in results])} = {call}")
+
+
+def recording() -> Tape | None:
+    """The tape that sees the next op, if there is one."""
+    mode = _get_current_dispatch_mode()
+    return mode if isinstance(mode, Tape) else None
+
+
+def _shares(tensor: Tensor, others: Iterable[Tensor]) -> bool:
+    return tensor.untyped_storage()._cdata in {other.untyped_storage()._cdata for other in others}
 
 
 def _typed(names: list[str]) -> str:
