@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 from fxquant.capture import capture
 from fxquant.capture.capture import Method
 from fxquant.capture.compare import difference
-from fxquant.core.graph import META_KEYS, Region, TensorInfo
+from fxquant.core.encode import META_KEYS
+from fxquant.core.graph import Region, TensorInfo
 from fxquant.core.ops import OPS
 from fxquant.errors import CaptureError
 from zoo import ZOO

@@ -23,7 +23,8 @@ from fxquant.capture.lift import lift
 from fxquant.capture.origin import locate, reason
 from fxquant.capture.probe import probe_ones
 from fxquant.capture.trace import trace
-from fxquant.core.graph import META_KEYS, Region, RegionState, clone_tree, record_tensors
+from fxquant.core.encode import META_KEYS
+from fxquant.core.graph import Region, RegionState, clone_tree, record_tensors
 from fxquant.core.ops import OpTable
 from fxquant.errors import CaptureError
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxquant.core import compat
-from fxquant.core.graph import META_KEYS, Region, get_attr, regions
+from fxquant.core.encode import META_KEYS
+from fxquant.core.graph import Region, get_attr, regions
 from fxquant.core.ops import OPS, OpTable, activation_nodes
 from fxquant.core.plan import note_of
 from fxquant.errors import VerifyError

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxquant.core.graph import Region, decode_graph, encode_graph, free_path
+from fxquant.core.encode import decode_graph, encode_graph
+from fxquant.core.graph import Region, free_path
 from fxquant.core.ops import OPS, OpTable
 from fxquant.core.plan import decision_of
 from fxquant.engines import kernels

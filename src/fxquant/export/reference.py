@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from fxquant.core.graph import Region, clone_tree, decode_graph, regions
+from fxquant.core.encode import decode_graph
+from fxquant.core.graph import Region, clone_tree, regions
 from fxquant.errors import StageError
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, fx, nn
 from fxquant.capture import guards
 from fxquant.capture.trace import run_forward
 from fxquant.core.boundary import Boundary
-from fxquant.core.graph import Region, RegionState, decode_graph, find_module
+from fxquant.core.encode import decode_graph
+from fxquant.core.graph import Region, RegionState, find_module
 from fxquant.core.graph_json import (
     from_json,
     function_name,
