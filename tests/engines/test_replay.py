@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
 from fxquant.core.graph import Region
-from fxquant.engines.onednn_kernels import MOST_PACKED
-from fxquant.engines.replay import Replay
+from fxquant.engines.replay import MOST_RUNS, Replay
 from fxquant.engines.support import supports
 from zoo import ZOO
 
@@ -79,10 +78,10 @@ def test_gives_what_python_gives(name: str) -> None:
 
 def test_every_size_has_its_run_up_to_a_number() -> None:
     model, _ = quantized()
-    for rows in range(1, MOST_PACKED + 3):
+    for rows in range(1, MOST_RUNS + 3):
         x = torch.randn(rows, 16)
         assert_equal(replayed(model, x), by_python(model, x))
-    assert len(replay_of(model).runs) == MOST_PACKED
+    assert len(replay_of(model).runs) == MOST_RUNS
     for rows in (1, 2):  # these had to go, and do not come back unless they come twice in a row
         x = torch.randn(rows, 16)
         with torch.no_grad():
@@ -259,3 +258,13 @@ def test_integer_results_are_not_written_over_by_the_next_call() -> None:
     with torch.no_grad():
         model(torch.randn_like(x) * 0)
     assert_equal(first, expected)
+
+
+def test_a_run_kept_in_inference_mode_serves_other_modes() -> None:
+    model, x = quantized()
+    with torch.inference_mode():
+        expected = [model(x).clone() for _ in range(3)]
+    with torch.no_grad():
+        assert torch.equal(model(x), expected[0])
+    assert torch.equal(model(x), expected[0])
+    assert len(replay_of(model).runs) == 1

@@ -17,7 +17,7 @@ _packed: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def _pack(weight: Tensor, scale: Tensor, shape: tuple[int, ...], geometry: tuple[Any, ...] | None) -> tuple[Any, ...]:
-    key = (shape, geometry, 0 if weight.is_inference() else weight._version)
+    key = (geometry, 0 if weight.is_inference() else weight._version)
     found = _packed.get(weight)
     if found is None or found[0] != key:
         if geometry is None:

@@ -19,8 +19,6 @@ from fxquant.engines.compiled import qconv, qlinear
 from fxquant.engines.kernels import Grid
 from fxquant.passes.convert_weights import QuantizedWeight
 
-MOST_PACKED = 4  # packed copies per kernel: the best layout may differ between batch sizes
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tail:
@@ -78,14 +76,14 @@ class Kernel(nn.Module):
         self.tail = tail
         self.accumulate = accumulate
         self.generation = -1
-        self.packed: dict[tuple[int, ...], tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
+        self.packed: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None
 
     def __call__(self, *args: Any) -> Tensor:
         """Without looking for hooks: a model makes dozens of these calls, of some ten microseconds each."""
         return self.forward(*args)  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "packed": {}}
+        return {**self.__dict__, "packed": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
         made = type(self).__new__(type(self))
@@ -94,20 +92,17 @@ class Kernel(nn.Module):
         return made
 
     def _arguments(self, shape: tuple[int, ...], grid: Grid | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The arguments of a call for inputs of this shape: those before the second tensor, those after.
+        """The arguments of a call: those before the second tensor, those after.
 
-        `grid` is that of the input where it is found at run time.
+        The weight is packed for inputs of the first shape that comes; the layout hardly depends on it, and the op
+        changes one that it cannot use. `grid` is that of the input where it is found at run time.
         """
-        if self.generation != self.holder.generation:
-            self.packed.clear()
-            self.generation = self.holder.generation
-        found = self.packed.get(shape)
-        if found is None:
-            if len(self.packed) >= MOST_PACKED:
-                self.packed.clear()
+        packed = self.packed
+        if packed is None or self.generation != self.holder.generation:
             with compat.unseen():
-                found = self.packed[shape] = self._pack(shape)
-        return found if grid is None else ((*grid, *found[0]), found[1])
+                packed = self.packed = self._pack(shape)
+            self.generation = self.holder.generation
+        return packed if grid is None else ((*grid, *packed[0]), packed[1])
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         raise AssertionError("a kernel packs its own weight")

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fxquant.core import compat
 from fxquant.core.graph import Region, get_attr
-from fxquant.engines.onednn_kernels import MOST_PACKED, Kernel
+from fxquant.engines.onednn_kernels import Kernel
 from fxquant.engines.tape import Tape
 from fxquant.passes.convert_weights import QuantizedWeight
 
@@ -30,6 +30,7 @@ log = logging.getLogger("fxquant")
 Key = tuple[Any, ...]
 _KNOWN = ("torch", "_operator", "builtins", "math", "fxquant")  # packages whose functions do what their ops show
 _MOST_SEEN = 64
+MOST_RUNS = 8
 
 
 @dataclass(kw_only=True, slots=True)
@@ -109,7 +110,7 @@ class Replay:
 
     def _comes_again(self, key: Key) -> bool:
         """Whether a run is worth keeping: it was seen before, or just before if another has to go for it."""
-        again = key in self.seen if len(self.runs) < MOST_PACKED else key == self.last
+        again = key in self.seen if len(self.runs) < MOST_RUNS else key == self.last
         if len(self.seen) >= _MOST_SEEN:
             self.seen.clear()
             self.refused.clear()
@@ -151,7 +152,7 @@ class Replay:
                 again = [leaf for leaf in pytree.tree_leaves(run(tensors)) if isinstance(leaf, Tensor)]
             if not all(map(_same, outputs, again)):
                 return self._refuse(key, "two runs differ", result)
-        while len(self.runs) >= MOST_PACKED:
+        while len(self.runs) >= MOST_RUNS:
             del self.runs[next(iter(self.runs))]
         self.runs[key] = run
         return result

@@ -104,7 +104,7 @@ class Tape(TorchDispatchMode):
         """
         if x.numel() + sum(place.numel() for place in self.places) > _MOST_BYTES:
             return None
-        with unseen():
+        with unseen(), torch.inference_mode(False):  # a run may come in any mode
             place = torch.empty_like(x)
             plain = torch.empty(0, dtype=dtype).set_(place.untyped_storage(), 0, place.size(), place.stride())
         self.places.append(place)
