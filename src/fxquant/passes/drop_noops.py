@@ -1,4 +1,4 @@
-"""Remove what does nothing at inference: dropout in eval mode, `nn.Identity`, and casts to the dtype a tensor has.
+"""Remove what does nothing at inference: dropout, skipped layers and identities in eval mode, casts to the same dtype.
 
 Only for post-training flows.
 """
@@ -12,6 +12,8 @@ from torch import fx, nn
 
 from fxquant.core.graph import Region, tensor_info
 from fxquant.core.ops import OPS, OpTable
+
+_STOCHASTIC_DEPTH = "torchvision.ops.stochastic_depth"  # a function that torchvision wraps: (input, p, mode, training)
 
 
 def drop_noops(region: Region, ops: OpTable = OPS) -> Region:
@@ -30,6 +32,8 @@ def drop_noops(region: Region, ops: OpTable = OPS) -> Region:
 
 
 def _does_nothing(node: fx.Node, source: fx.Node, region: Region, ops: OpTable) -> bool:
+    if node.op == "call_function" and getattr(node.target, "__module__", "") == _STOCHASTIC_DEPTH:
+        return (node.args[3] if len(node.args) > 3 else node.kwargs.get("training")) is False
     op = ops.of_node(node, region)
     if op is None:
         return False

@@ -1,0 +1,46 @@
+"""What does nothing at inference leaves the graph; what does something stays."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxquant.capture.capture import capture
+from fxquant.core.graph import Region
+from fxquant.passes.drop_noops import drop_noops
+
+
+@fx.wrap
+def stochastic_depth(input: Tensor, p: float, mode: str, training: bool = True) -> Tensor:
+    return input * 0 if training else input
+
+
+stochastic_depth.__module__ = "torchvision.ops.stochastic_depth"
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout, self.identity = nn.Linear(4, 4), nn.Dropout(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.identity(self.dropout(self.linear(x.float())))
+        return x + stochastic_depth(y, 0.5, "row", self.training)
+
+
+def targets(model: nn.Module, x: Tensor) -> list[str]:
+    region = capture(model, (x,), {}, method="symbolic")
+    assert isinstance(region, Region)
+    return [node.name for node in drop_noops(region).graph.nodes if node.op.startswith("call")]
+
+
+def test_noops_are_dropped_in_eval_mode() -> None:
+    assert targets(Block().eval(), torch.randn(2, 4)) == ["linear", "add"]
+
+
+def test_what_works_in_training_stays_there() -> None:
+    assert targets(Block().train(), torch.randn(2, 4)) == ["linear", "dropout", "stochastic_depth", "add"]
+
+
+def test_a_cast_to_another_dtype_stays() -> None:
+    assert targets(Block().eval(), torch.randn(2, 4, dtype=torch.float64))[0] == "float_1"
