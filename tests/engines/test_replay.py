@@ -268,3 +268,21 @@ def test_a_run_kept_in_inference_mode_serves_other_modes() -> None:
         assert torch.equal(model(x), expected[0])
     assert torch.equal(model(x), expected[0])
     assert len(replay_of(model).runs) == 1
+
+
+class Picking(Normed):
+    def __init__(self, index: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("index", index)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[self.index]
+
+
+@pytest.mark.parametrize(("index", "kept"), [([2, 0], True), ([True, False, True], False)])
+def test_sizes_that_depend_on_values_are_left_to_python(index: list[int], kept: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 16)
+    model = fq.quantize(Picking(torch.tensor(index)).eval(), [x], example_inputs=(x,), engine="onednn")
+    assert_equal(replayed(model, x), by_python(model, x))
+    assert bool(replay_of(model).runs) == kept

@@ -23,7 +23,7 @@ _QUANTIZED: dict[torch.dtype, Any] = {
     torch.int8: getattr(torch, "qint8", None),
 }
 _FEW = 4  # channels of a picture
-_COPIED = 2**20  # bytes that are copied rather than shared in a run that is replayed (tape.py)
+_COPIED = 2**22  # bytes that are copied rather than shared in a run that is replayed (tape.py)
 _SMALLEST = torch.finfo(torch.float32).eps  # of a scale found at run time
 
 

@@ -182,7 +182,7 @@ def _key(region: Region, leaves: Sequence[Any], spec: pytree.TreeSpec | None) ->
 def _unknown_code(region: Region) -> str:
     """Why the graph may do more than its ops show: it calls code that is not known."""
     for node in region.graph.nodes:
-        if node.op == "call_function" and _package(node.target) not in _KNOWN:
+        if node.op == "call_function" and not _is_known(node.target):
             return f"{node.name} calls a function of the model"
         if node.op == "get_attr" and not isinstance(get_attr(region, str(node.target)), Tensor):
             return f"{node.name} reads an attribute"
@@ -193,11 +193,13 @@ def _unknown_code(region: Region) -> str:
     return ""
 
 
-def _package(function: Any) -> str:
+def _is_known(function: Any) -> bool:
     if isinstance(function, torch._ops.OpOverload):
-        return "torch"  # one op, whoever wrote it
+        return True  # one op, whoever wrote it
+    if isinstance(function, type) and function in pytree.SUPPORTED_NODES:
+        return True  # a container
     module = getattr(function, "__module__", None) or _get_qualified_name(function)
-    return str(module).partition(".")[0]
+    return str(module).partition(".")[0] in _KNOWN
 
 
 def _called(region: Region) -> list[nn.Module]:

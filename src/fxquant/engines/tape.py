@@ -137,7 +137,7 @@ class Tape(TorchDispatchMode):
 
     def _arguments(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[str]:
         """The arguments of a call, by their names in the text."""
-        if any(tag in func.tags for tag in _UNSTEADY):
+        if any(tag in func.tags for tag in _UNSTEADY) and not _picks_by_number(func, args):
             raise _Refusal(f"{func} depends on the values in a tensor")
         names = []
         for index, argument in enumerate(func._schema.arguments):
@@ -225,6 +225,13 @@ def recording() -> Tape | None:
     """The tape that sees the next op, if there is one."""
     mode = _get_current_dispatch_mode()
     return mode if isinstance(mode, Tape) else None
+
+
+def _picks_by_number(func: Any, args: Any) -> bool:
+    """Whether an indexing gives a size that does not depend on values: no index is a mask."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return not any(index.dtype in (torch.bool, torch.uint8) for index in args[1] if index is not None)
 
 
 def _shares(tensor: Tensor, others: Iterable[Tensor]) -> bool:
