@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import fxquant as fq
 from fxquant.core.graph import Region
@@ -152,16 +152,35 @@ def test_copies_start_anew() -> None:
         assert_equal(replayed(twin, x), expected)
 
 
-def test_ranges_found_at_run_time_are_left_to_python() -> None:
+@pytest.mark.parametrize("name", ZOO)
+def test_ranges_found_at_run_time_are_found_again(name: str) -> None:
+    entry = ZOO[name]
+    torch.manual_seed(0)
+    model, args, kwargs = entry.build().eval(), entry.inputs(), entry.kwargs()
+    lowered = fq.quantize(model, mode="dynamic", example_inputs=args, example_kwargs=kwargs, method="symbolic")
+    assert_equal(replayed(lowered, *args, **kwargs), by_python(lowered, *args, **kwargs))
+    assert replay_of(lowered).runs, replay_of(lowered).refused
+    args, kwargs = tree_map(wider, (args, kwargs))
+    assert_equal(replayed(lowered, *args, **kwargs), by_python(lowered, *args, **kwargs))
+
+
+def wider(leaf: Any) -> Any:
+    return leaf * 3 + 1 if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+class ByValue(Normed):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.full((), x.abs().max().item())
+
+
+def test_values_that_python_reads_are_left_to_it() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 16)
-    model = fq.quantize(Normed().eval(), None, mode="dynamic", example_inputs=(x,), engine="onednn")
-    assert_equal(replayed(model, x), by_python(model, x))
-    assert not replay_of(model).runs
-    assert "depends on the values" in next(iter(replay_of(model).refused.values()))
-    wide = x * 10
-    with torch.no_grad():
-        assert_equal([model(wide)], by_python(model, wide))
+    model = fq.quantize(ByValue().eval(), [x], example_inputs=(x,), engine="onednn")
+    for given in (x, x * 2):
+        assert_equal(replayed(model, given), by_python(model, given))
+    if isinstance(model, Region) and not model._region.path:
+        assert not replay_of(model).runs
 
 
 @fx.wrap

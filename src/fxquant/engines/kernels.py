@@ -80,9 +80,9 @@ def quantize(x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max
     return torch.clamp(steps, quant_min, quant_max).to(dtype)
 
 
-def dequantize(q: Tensor, scale: float, zero_point: int) -> Tensor:
+def dequantize(q: Tensor, scale: float | Tensor, zero_point: Any) -> Tensor:
     """(q - zero_point) * scale in one pass."""
-    if _QUANTIZED.get(q.dtype) is not None and _fast(q) and q.numel():
+    if _QUANTIZED.get(q.dtype) is not None and _fast(q) and q.numel() and not isinstance(scale, Tensor):
         return _as_quantized(q, scale, zero_point).dequantize()
     steps: Tensor = q.to(torch.float32) - zero_point
     return steps * scale
@@ -149,8 +149,13 @@ def mean(q: Tensor, scale: float, zero_point: int, dim: Any, keepdim: bool) -> T
     return (q.mean(dim, keepdim, dtype=torch.float32) - zero_point) * scale
 
 
-def quantize_dynamic(x: Tensor, symmetric: bool) -> tuple[Tensor, float, int]:
-    """(integers, scale, zero point) on the grid of the tensor's own range: uint8, zero in the middle if symmetric."""
+def quantize_dynamic(x: Tensor, symmetric: bool) -> tuple[Tensor, Any, Any]:
+    """(integers, scale, zero point) on the grid of the tensor's own range: uint8, zero in the middle if symmetric.
+
+    In a run that is replayed, the grid is made of tensors.
+    """
+    if recording() is not None:
+        return _quantize_dynamic(x, symmetric)
     low, high = (float(value) for value in torch.aminmax(x))
     low, high = min(low, 0.0), max(high, 0.0)
     if symmetric:
@@ -159,3 +164,16 @@ def quantize_dynamic(x: Tensor, symmetric: bool) -> tuple[Tensor, float, int]:
         scale = max((high - low) / 255.0, _SMALLEST)
         zero = min(max(-round(low / scale), 0), 255)
     return quantize(x.float(), scale, zero, 0, 255, torch.uint8), scale, zero
+
+
+def _quantize_dynamic(x: Tensor, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The same arithmetic, without a look at the values."""
+    low, high = (value.double() for value in torch.aminmax(x))
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    if symmetric:
+        scale = (torch.maximum(-low, high) / 127.5).clamp(min=_SMALLEST)
+        zero = torch.full((), 128, dtype=torch.int64)
+    else:
+        scale = ((high - low) / 255.0).clamp(min=_SMALLEST)
+        zero = (-torch.round(low / scale)).clamp(0, 255).long()
+    return _plain(torch.quantize_per_tensor(x.float(), scale, zero, _QUANTIZED[torch.uint8]), torch.uint8), scale, zero

@@ -174,7 +174,7 @@ class ConvKernel(Kernel):
             return result
         head, rest = self._arguments(x.shape, grid)
         if other is None:
-            return torch.ops.onednn.qconv_pointwise.default(x, *head, *rest)  # type: ignore[no-any-return]
+            return overload(torch.ops.onednn.qconv_pointwise, grid)(x, *head, *rest)  # type: ignore[no-any-return]
         assert self.accumulate is not None
         if other.shape[0] != x.shape[0]:  # the same for every sample
             other = other.expand(x.shape[0], *other.shape[1:]).clone(memory_format=torch.channels_last)
@@ -203,10 +203,22 @@ class LinearKernel(Kernel):
             return result
         head, rest = self._arguments(x.shape, grid)
         if other is None:
-            return torch.ops.onednn.qlinear_pointwise.default(x, *head, *rest)  # type: ignore[no-any-return]
+            return overload(torch.ops.onednn.qlinear_pointwise, grid)(x, *head, *rest)  # type: ignore[no-any-return]
         assert self.accumulate is not None
         if other.shape[:-1] != x.shape[:-1]:  # the same for every sample
             other = other.expand(*x.shape[:-1], other.shape[-1]).clone(memory_format=torch.contiguous_format)
         elif self.accumulate.copy or not other.is_contiguous():
             other = other.clone(memory_format=torch.contiguous_format)
-        return torch.ops.onednn.qlinear_pointwise.binary(x, *head, other, *rest)  # type: ignore[no-any-return]
+        op = torch.ops.onednn.qlinear_pointwise
+        binary = op.binary_tensor if _on_tensors(grid) else op.binary
+        return binary(x, *head, other, *rest)  # type: ignore[no-any-return]
+
+
+def _on_tensors(grid: Grid | None) -> bool:
+    """Whether the grid of the input is made of tensors; see `quantize_dynamic`."""
+    return grid is not None and isinstance(grid[0], Tensor)
+
+
+def overload(op: Any, grid: Grid | None) -> Any:
+    """The form of an op that takes the input's grid as it is given."""
+    return op.tensor if _on_tensors(grid) else op.default

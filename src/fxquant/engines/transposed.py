@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fxquant.engines.compiled import qconv
 from fxquant.engines.kernels import Grid
-from fxquant.engines.onednn_kernels import Kernel, Output, Tail
+from fxquant.engines.onednn_kernels import Kernel, Output, Tail, overload
 from fxquant.passes.convert_weights import QuantizedWeight
 
 Pair = tuple[int, int]
@@ -65,7 +65,7 @@ class TransposedKernel(Kernel):
             y = qconv(x, weight, scale, None, bias, *geometry, self._grids(grid), self.output.dtype, *self._tail())
         else:
             head, rest = self._arguments(x.shape, grid)
-            y = torch.ops.onednn.qconv_pointwise.default(x, *head, *rest)
+            y = overload(torch.ops.onednn.qconv_pointwise, grid)(x, *head, *rest)
         y = self._interleave(y, x)
         return y.squeeze(2) if line else y
 
