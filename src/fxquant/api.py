@@ -59,7 +59,7 @@ def quantize(
     if len(hardware) > 1 and data is not None and iter(data) is data:
         data = list(itertools.islice(data, num_batches))  # it is gone through once for each target
     converted = {}
-    for wanted, engines in hardware.items():
+    for wanted, engines in hardware:
         was_training = model.training
         model.eval()
         try:
@@ -87,16 +87,13 @@ def quantize(
     return fastest(converted, example, example_kwargs or {})[0]
 
 
-def _targets(target: Target | str | None, engine: str, mode: str) -> dict[Target | str | None, tuple[str, ...]]:
+def _targets(target: Target | str | None, engine: str, mode: str) -> list[tuple[Target | str | None, tuple[str, ...]]]:
     """The targets to prepare for, each with the engines that run it: a runtime has int8 forms of its own."""
     engines = available() if engine == "auto" else (engine,)
     if target is not None or mode != "static":
-        return {target: engines}
-    wanted: dict[Target | str | None, tuple[str, ...]] = {}
-    for each in engines:
-        own = each if each == "onnxruntime" else None
-        wanted[own] = (*wanted.get(own, ()), each)
-    return wanted
+        return [(target, engines)]
+    own = {each: each if each == "onnxruntime" else None for each in engines}
+    return [(name, tuple(each for each in engines if own[each] == name)) for name in dict.fromkeys(own.values())]
 
 
 def _mapping(mode: str, target: Target | str | None) -> QConfigMapping:
