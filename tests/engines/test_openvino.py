@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.engines.openvino import OpenVinoModule
+from fxquant.numerics.affine import sqnr_db
 from runtime_agreement import check_agreement
 from zoo import EncoderBlock
 
 for package in ("onnx", "onnxscript", "openvino"):
     pytest.importorskip(package)
+
+
+class Residuals(nn.Module):
+    """Two blocks whose input is also read by their first convolution, as in ResNets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        stem, a, b, c, d = self.convs
+        x = stem(x).relu()
+        x = (b(a(x).relu()) + x).relu()
+        x = (d(c(x).relu()) + x).relu()
+        return x.mean((2, 3))
+
 
 NAMES = ("resnet", "encoder_block", "keywords_to_dict")
 
@@ -55,6 +73,31 @@ def test_many_shapes_share_one_compiled_model() -> None:
         rows = torch.randn(batch, 8)
         torch.testing.assert_close(engine(rows), reference(rows).detach(), rtol=1e-4, atol=1e-4)
     assert len(engine._session.made) == 5
+
+
+def _kernels(engine: OpenVinoModule, x: Tensor) -> list[tuple[str, str]]:
+    """The ops that run, each with what it came from."""
+    engine(x)
+    ran = engine._session.at([x.numpy()]).get_compiled_model().get_runtime_model().get_ops()
+    infos = [op.get_rt_info() for op in ran]
+    return [(info["layerType"].astype(str), info["originalLayersNames"].astype(str)) for info in infos]
+
+
+def test_residual_adds_run_inside_of_convolutions() -> None:
+    x = torch.randn(1, 8, 12, 12)
+    reference = fq.quantize(Residuals().eval(), [x], engine="reference")
+    engine = OpenVinoModule(reference, x)
+    adding = [kind for kind, names in _kernels(engine, x) if "node_add" in names]
+    assert adding == ["Convolution"] * 2
+    assert sqnr_db(reference(x).detach(), engine(x)) > 50
+
+
+def test_settings_that_openvino_does_not_know_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(1, 8, 12, 12)
+    engine = OpenVinoModule(fq.quantize(Residuals().eval(), [x], engine="reference"), x)
+    expected = engine(x)
+    monkeypatch.setattr("fxquant.engines.openvino._WITHOUT_SNIPPETS", {"NO_SUCH_SETTING": "YES"})
+    torch.testing.assert_close(OpenVinoModule(fq.quantize(Residuals().eval(), [x], engine="reference"), x)(x), expected)
 
 
 def test_bad_calls() -> None:
