@@ -19,7 +19,7 @@ from fxquant.errors import CalibrationError, ConfigError
 from fxquant.export.archive import read_archive, write_archive
 from fxquant.flows.calibrate import calibrate
 from fxquant.quantize_fx import convert_fx, prepare_fx
-from fxquant.targets import by_name
+from fxquant.targets import by_name, of_engine
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
 
 
@@ -92,7 +92,7 @@ def _targets(target: Target | str | None, engine: str, mode: str) -> list[tuple[
     engines = available() if engine == "auto" else (engine,)
     if target is not None or mode != "static":
         return [(target, engines)]
-    own = {each: each if each == "onnxruntime" else None for each in engines}
+    own = {each: of_engine(each) for each in engines}
     return [(name, tuple(each for each in engines if own[each] == name)) for name in dict.fromkeys(own.values())]
 
 
