@@ -40,7 +40,7 @@ class OpenVinoModule(RuntimeModule):
     def _run(self, session: Any, arrays: list[Array]) -> list[Tensor]:
         # outputs are copied: the request's own memory is written again by the next call
         results = session.at(arrays).infer(arrays, share_inputs=True, share_outputs=False)
-        return [torch.from_numpy(results[index]) for index in range(len(results))]
+        return [torch.from_numpy(array) for array in results.to_tuple()]  # results[0] costs 50 microseconds
 
 
 def _drop_zero_points(graph: Any) -> None:
