@@ -20,11 +20,11 @@ def repeat(count: int, x: Tensor) -> Tensor:
     return torch.cat([x] * count)
 
 
-def check_agreement(engine_class: type[RuntimeModule], name: str) -> None:
+def check_agreement(engine_class: type[RuntimeModule], name: str, target: str | None = None) -> None:
     entry = ZOO[name]
     args, kwargs = entry.inputs(), entry.kwargs()
     reference = fq.quantize(
-        entry.build(), [args or kwargs], example_inputs=args, example_kwargs=kwargs, engine="reference"
+        entry.build(), [args or kwargs], example_inputs=args, example_kwargs=kwargs, engine="reference", target=target
     )
     engine = engine_class(reference, args, kwargs)
     for twin in (engine, copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):

@@ -19,7 +19,7 @@ from fxquant.errors import CalibrationError, ConfigError
 from fxquant.export.archive import read_archive, write_archive
 from fxquant.flows.calibrate import calibrate
 from fxquant.quantize_fx import convert_fx, prepare_fx
-from fxquant.targets import by_name
+from fxquant.targets import by_name, of_engine
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
 
 
@@ -59,7 +59,7 @@ def quantize(
     if len(hardware) > 1 and data is not None and iter(data) is data:
         data = list(itertools.islice(data, num_batches))  # it is gone through once for each target
     converted = {}
-    for wanted, engines in hardware.items():
+    for wanted, engines in hardware:
         was_training = model.training
         model.eval()
         try:
@@ -87,16 +87,13 @@ def quantize(
     return fastest(converted, example, example_kwargs or {})[0]
 
 
-def _targets(target: Target | str | None, engine: str, mode: str) -> dict[Target | str | None, tuple[str, ...]]:
+def _targets(target: Target | str | None, engine: str, mode: str) -> list[tuple[Target | str | None, tuple[str, ...]]]:
     """The targets to prepare for, each with the engines that run it: a runtime has int8 forms of its own."""
     engines = available() if engine == "auto" else (engine,)
     if target is not None or mode != "static":
-        return {target: engines}
-    wanted: dict[Target | str | None, tuple[str, ...]] = {}
-    for each in engines:
-        own = each if each == "onnxruntime" else None
-        wanted[own] = (*wanted.get(own, ()), each)
-    return wanted
+        return [(target, engines)]
+    own = {each: of_engine(each) for each in engines}
+    return [(name, tuple(each for each in engines if own[each] == name)) for name in dict.fromkeys(own.values())]
 
 
 def _mapping(mode: str, target: Target | str | None) -> QConfigMapping:

@@ -4,22 +4,54 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.engines.openvino import OpenVinoModule
+from fxquant.numerics.affine import sqnr_db
 from runtime_agreement import check_agreement
 from zoo import EncoderBlock
 
 for package in ("onnx", "onnxscript", "openvino"):
     pytest.importorskip(package)
 
+
+class Residuals(nn.Module):
+    """Two blocks whose input is also read by their first convolution, as in ResNets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        stem, a, b, c, d = self.convs
+        x = stem(x).relu()
+        x = (b(a(x).relu()) + x).relu()
+        x = (d(c(x).relu()) + x).relu()
+        return x.mean((2, 3))
+
+
+class Attends(nn.Module):
+    def __init__(self, mask: str) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        allowed = torch.ones(5, 5, dtype=torch.bool).tril()
+        masks = {"none": None, "bool": allowed, "float": torch.zeros(5, 5).masked_fill(~allowed, -1e9)}
+        self.register_buffer("mask", masks[mask])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), attn_mask=self.mask)
+
+
 NAMES = ("resnet", "encoder_block", "keywords_to_dict")
 
 
+@pytest.mark.parametrize("target", ["x86", "openvino"])
 @pytest.mark.parametrize("name", NAMES)
-def test_agrees_with_the_reference_at_any_batch(name: str) -> None:
-    check_agreement(OpenVinoModule, name)
+def test_agrees_with_the_reference_at_any_batch(name: str, target: str) -> None:
+    check_agreement(OpenVinoModule, name, target)
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
@@ -55,6 +87,52 @@ def test_many_shapes_share_one_compiled_model() -> None:
         rows = torch.randn(batch, 8)
         torch.testing.assert_close(engine(rows), reference(rows).detach(), rtol=1e-4, atol=1e-4)
     assert len(engine._session.made) == 5
+
+
+def _kernels(engine: OpenVinoModule, x: Tensor) -> list[tuple[str, ...]]:
+    """The ops that run: what they are, what they came from, and their precision."""
+    engine(x)
+    ran = engine._session.at([x.numpy()]).get_compiled_model().get_runtime_model().get_ops()
+    infos = [op.get_rt_info() for op in ran]
+    wanted = ("layerType", "originalLayersNames", "runtimePrecision")
+    return [tuple(info[name].astype(str) for name in wanted) for info in infos]
+
+
+def test_residual_adds_run_inside_of_convolutions() -> None:
+    x = torch.randn(1, 8, 12, 12)
+    reference = fq.quantize(Residuals().eval(), [x], engine="reference")
+    engine = OpenVinoModule(reference, x)
+    adding = [kind for kind, names, _ in _kernels(engine, x) if "node_add" in names]
+    assert adding == ["Convolution"] * 2
+    assert sqnr_db(reference(x).detach(), engine(x)) > 50
+
+
+def test_queries_meet_keys_in_int8() -> None:
+    x = torch.randn(2, 32, 64)
+    engine = fq.quantize(EncoderBlock(64).eval(), [x], engine="openvino")
+    assert isinstance(engine, OpenVinoModule)
+    softmax = next(precision for _, names, precision in _kernels(engine, x) if "Softmax" in names)
+    assert softmax == "i8"
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 8), (2, 3, 5, 8)], ids=["3d", "4d"])
+@pytest.mark.parametrize("mask", ["none", "float", "bool"])
+def test_attention_of_any_form(mask: str, shape: tuple[int, ...]) -> None:
+    if mask == "bool" and len(shape) == 3:
+        pytest.skip("torch.onnx has none of these")
+    torch.manual_seed(0)
+    model, x = Attends(mask).eval(), torch.randn(shape)
+    reference = fq.quantize(model, [x], engine="reference", target="openvino")
+    assert [row.status for row in fq.explain(reference) if row.kind == "attention"] == ["int8"]
+    assert sqnr_db(reference(x).detach(), OpenVinoModule(reference, x)(x)) > 50
+
+
+def test_settings_that_openvino_does_not_know_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(1, 8, 12, 12)
+    engine = OpenVinoModule(fq.quantize(Residuals().eval(), [x], engine="reference"), x)
+    expected = engine(x)
+    monkeypatch.setattr("fxquant.engines.openvino._WITHOUT_SNIPPETS", {"NO_SUCH_SETTING": "YES"})
+    torch.testing.assert_close(OpenVinoModule(fq.quantize(Residuals().eval(), [x], engine="reference"), x)(x), expected)
 
 
 def test_bad_calls() -> None:

@@ -77,3 +77,9 @@ def test_the_facts_of_this_cpu_agree_with_each_other() -> None:
     found = cpu()
     assert found.avx2 or not found.avx512
     assert str(found)
+
+
+@pytest.mark.parametrize("engine", ["reference", "auto"])
+def test_quantize_takes_a_target_itself(engine: str) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(16, 8)
+    assert sqnr_db(model(x).detach(), fq.quantize(model, [x], target=x86(vnni=False), engine=engine)(x)) > 25

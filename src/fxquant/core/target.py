@@ -19,9 +19,10 @@ class Target:
 
     `kinds` run in int8. `tails[kind]` are the unary kinds that its kernel applies before it writes its output.
     `residual` are the kinds whose kernel can add a second int8 tensor. `share` are kinds whose output has to use the
-    input's scale although the op table gives them a range of their own. `split` are kinds that are written as smaller
-    ops first ("silu"; see passes/split_ops.py). `bias` is as in QConfig. `shift` are the least and the greatest right
-    shift from accumulator to output, for hardware whose scales are powers of two.
+    input's scale although the op table gives them a range of their own. `signed` are kinds whose kernel takes signed
+    operands with a zero point of 0 only, whatever the qconfig says. `split` are kinds that are written as smaller ops
+    first ("silu"; see passes/split_ops.py). `bias` is as in QConfig. `shift` are the least and the greatest right shift
+    from accumulator to output, for hardware whose scales are powers of two.
     """
 
     name: str
@@ -31,12 +32,13 @@ class Target:
     tails: Mapping[str, frozenset[str]] = field(default_factory=dict)
     residual: frozenset[str] = frozenset()
     share: frozenset[str] = frozenset()
+    signed: frozenset[str] = frozenset()
     split: frozenset[str] = frozenset()
     bias: Spec | Int32 | None = None
     shift: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        named = {*self.kinds, *self.tails, *self.residual, *self.share, *self.split}
+        named = {*self.kinds, *self.tails, *self.residual, *self.share, *self.signed, *self.split}
         named.update(kind for kinds in self.tails.values() for kind in kinds)
         beyond = sorted(self.split - SPLITTABLE)
         if beyond:

@@ -179,14 +179,15 @@ def attention(
     enable_gqa: bool = False,
 ) -> Value:
     is_plain = attn_mask is None or attn_mask.dtype == query.dtype
-    width = query.shape[-1]
-    if is_causal or enable_gqa or not is_plain or len(key.shape) != 4 or not isinstance(width, int):
+    rank, width = len(key.shape), query.shape[-1]
+    if is_causal or enable_gqa or not is_plain or not isinstance(width, int):
         return nn.aten_scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )
     # torch.onnx scales both operands and transposes through shapes read at run time: four passes more
     factor = _constant(1.0 / math.sqrt(width) if scale is None else scale, int(query.dtype))
-    scores = op.MatMul(op.Mul(query, factor), op.Transpose(key, perm=[0, 1, 3, 2]))
+    keys = op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2])
+    scores = op.MatMul(op.Mul(query, factor), keys)
     if attn_mask is not None:
         scores = op.Add(scores, attn_mask)
     return op.MatMul(op.Softmax(scores, axis=-1), value)

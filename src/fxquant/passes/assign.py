@@ -11,7 +11,7 @@ from torch import fx
 from fxquant.core.graph import Region, TensorInfo
 from fxquant.core.ops import Role, activation_nodes
 from fxquant.core.plan import Note
-from fxquant.core.spec import Spec
+from fxquant.core.spec import Learn, Spec
 from fxquant.core.target import Target
 from fxquant.passes.candidates import Candidate, is_float_tensor
 
@@ -42,6 +42,12 @@ class _Ids:
             a, b = b, a
         self._parent[b] = a
 
+    def sign(self, name: str) -> None:
+        """Make a grid signed, with a zero point of 0."""
+        spec = self.specs[self.find(name)]
+        learn: Learn | None = "lsq" if spec.learn == "lsq+" else spec.learn  # lsq+ learns an offset
+        self.specs[self.find(name)] = spec.with_(signed=True, symmetric=True, learn=learn)
+
 
 def assign_quantizers(
     region: Region, kept: dict[fx.Node, Candidate], groups: dict[fx.Node, fx.Node], target: Target
@@ -60,6 +66,10 @@ def assign_quantizers(
             shared.add(node)
             for name in present:
                 ids.unite(name, outputs[node])
+    for node, candidate in kept.items():
+        if candidate.op.kind in target.signed:
+            for name in filter(None, inputs[node]):
+                ids.sign(name)
     notes = {}
     for node, candidate in kept.items():
         output = ids.find(outputs[node]) if node in outputs else None

@@ -6,10 +6,12 @@ from fxquant.core.target import Target
 from fxquant.errors import ConfigError
 from fxquant.targets.npu import npu
 from fxquant.targets.onnxruntime import onnxruntime
+from fxquant.targets.openvino import openvino
 from fxquant.targets.x86 import x86
 
-X86_NAMES = ("x86", "fbgemm", "qnnpack", "onednn", "openvino")
-NAMES = (*X86_NAMES, "onnxruntime", "npu")
+X86_NAMES = ("x86", "fbgemm", "qnnpack", "onednn")
+RUNTIMES = {"onnxruntime": onnxruntime, "openvino": openvino}
+NAMES = (*X86_NAMES, *RUNTIMES, "npu")
 
 
 def by_name(target: str | Target | None) -> Target:
@@ -18,8 +20,13 @@ def by_name(target: str | Target | None) -> Target:
         return target
     if target is None or target in X86_NAMES:
         return x86()
-    if target == "onnxruntime":
-        return onnxruntime()
+    if target in RUNTIMES:
+        return RUNTIMES[target]()
     if target == "npu":
         return npu()
     raise ConfigError(f"target {target!r} is unknown. Known: {', '.join(NAMES)}; or give a fxquant.Target.")
+
+
+def of_engine(engine: str) -> str | None:
+    """The name of the target that an engine asks for; None is the machine's own."""
+    return engine if engine in RUNTIMES else None

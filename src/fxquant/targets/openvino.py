@@ -1,0 +1,14 @@
+"""OpenVINO on x86 CPUs: as x86, and the product of queries and keys in attention is int8."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fxquant.core.target import Target
+from fxquant.targets.x86 import x86
+
+
+def openvino(*, vnni: bool | None = None) -> Target:
+    """Its product of two activations has no zero points. Those of convolutions and linears cost it next to nothing."""
+    base, products = x86(vnni=vnni), frozenset(("attention",))
+    return dataclasses.replace(base, name="openvino", kinds=base.kinds | products, signed=products)

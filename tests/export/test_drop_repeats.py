@@ -1,0 +1,53 @@
+"""Pairs around ops that only move a tensor are read past, and the others are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+from fxquant.engines.onnxruntime import OnnxRuntimeModule
+from fxquant.export.onnx import to_onnx
+
+for package in ("onnx", "onnxscript", "onnxruntime"):
+    pytest.importorskip(package)
+
+
+class Moves(nn.Module):
+    """Four tensors on grids of their own; between the first and the second the tensor is moved twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(6 * 4, 5)
+        self.out = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(self.conv(x).permute(0, 2, 3, 1).flatten(2))
+        return self.out(y.relu())
+
+
+def test_values_stay_and_pairs_go() -> None:
+    from onnx_ir.passes import common
+
+    from fxquant.export.drop_repeats import drop_repeats
+
+    x = torch.randn(2, 3, 8, 8)
+    reference = fq.quantize(Moves().eval(), [x], engine="reference")
+    graph, _ = to_onnx(reference, x, dynamic_batch=False, caller="test", gemm=False)
+    assert _pairs(graph) == 5
+    drop_repeats(graph.graph)
+    common.RemoveUnusedNodesPass()(graph)
+    assert _pairs(graph) == 3
+
+    class Without(OnnxRuntimeModule):
+        gemm = False
+
+        def _adapt(self, graph: object) -> None:
+            drop_repeats(graph.graph)  # type: ignore[attr-defined]
+
+    torch.testing.assert_close(Without(reference, x)(x), OnnxRuntimeModule(reference, x)(x))
+
+
+def _pairs(graph: object) -> int:
+    return sum(node.op_type == "QuantizeLinear" for node in graph.graph)  # type: ignore[attr-defined]
