@@ -159,7 +159,7 @@ def openvino_runner(model: object, threads: int) -> Forward:
         "INFERENCE_PRECISION_HINT": "f32",
     }
     request = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
-    return lambda x: torch.from_numpy(request.infer([x.numpy()], share_inputs=True, share_outputs=False)[0])
+    return lambda x: torch.from_numpy(request.infer([x.numpy()], share_inputs=True, share_outputs=False).to_tuple()[0])
 
 
 class _Reader:

@@ -21,10 +21,18 @@ class Timing:
     runs: int
 
 
+_PAUSE = 0.02  # seconds; idle threads of a pool spin for some milliseconds
+_TURN = 0.03  # seconds of counted calls
+
+
 def time_interleaved(
     calls: Mapping[str, Callable[[], Any]], *, seconds: float = 2.0, rounds: int = 200
 ) -> dict[str, Timing]:
-    """Call each in turn until the time or the rounds are used up; at least five rounds after one to warm up."""
+    """Call each in turn until the time or the rounds are used up; at least five rounds after one to warm up.
+
+    A turn begins with a pause, in which the threads of the runtime that went before go to sleep, and with a call that
+    is not counted.
+    """
     spent: dict[str, list[float]] = {name: [] for name in calls}
     with torch.inference_mode():
         for call in calls.values():
@@ -35,9 +43,16 @@ def time_interleaved(
             if count >= 5 and time.perf_counter() - start > seconds:
                 break
             for name, call in calls.items():
-                before = time.perf_counter()
+                time.sleep(_PAUSE)
                 call()
-                spent[name].append((time.perf_counter() - before) * 1e3)
+                end = time.perf_counter() + _TURN
+                while True:
+                    before = time.perf_counter()
+                    call()
+                    after = time.perf_counter()
+                    spent[name].append((after - before) * 1e3)
+                    if after >= end:
+                        break
     return {name: _timing(times) for name, times in spent.items()}
 
 
