@@ -272,11 +272,12 @@ def test_integer_results_are_not_written_over_by_the_next_call() -> None:
     model = fq.convert_fx(prepared)
     expected = by_python(model, x)
     assert expected[0].dtype == torch.uint8
-    first = replayed(model, x)
-    assert replay_of(model).runs
     with torch.no_grad():
+        results = [model(x) for _ in range(4)]
         model(torch.randn_like(x) * 0)
-    assert_equal(first, expected)
+    assert replay_of(model).runs
+    for result in results:
+        assert_equal([result], expected)
 
 
 def test_a_run_kept_in_inference_mode_serves_other_modes() -> None:
@@ -305,3 +306,36 @@ def test_sizes_that_depend_on_values_are_left_to_python(index: list[int], kept: 
     model = fq.quantize(Picking(torch.tensor(index)).eval(), [x], example_inputs=(x,), engine="onednn")
     assert_equal(replayed(model, x), by_python(model, x))
     assert bool(replay_of(model).runs) == kept
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 8), nn.Linear(16, 8)
+        self.register_buffer("constant", torch.ones(3, 16))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.a(x) - self.b(y) + self.constant.mean()  # type: ignore[no-any-return, operator]
+
+
+def test_inputs_that_are_one_tensor_are_told_apart_from_two() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 16), torch.randn(3, 16)
+    model = fq.quantize(Pair().eval(), [(x, y)], example_inputs=(x, y), engine="onednn")
+    for given in ((x, x), (x, y), (y, y)):
+        assert_equal(replayed(model, *given), by_python(model, *given))
+    own = model.get_buffer("constant")
+    for given in ((own, x), (y, x)):
+        assert_equal(replayed(model, *given), by_python(model, *given))
+
+
+def test_train_mode_of_a_part_is_followed() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 16)
+    net = nn.Sequential(nn.Linear(16, 8), nn.Sigmoid(), nn.BatchNorm1d(8))
+    net[2].running_mean += 1  # type: ignore[operator, union-attr]
+    model = fq.quantize(net.eval(), [x], example_inputs=(x,), engine="onednn")
+    before = replayed(model, x)
+    model.get_submodule("2").train()
+    with torch.no_grad():
+        assert not torch.allclose(model(x), before[0], atol=0.1)

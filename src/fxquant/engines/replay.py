@@ -44,7 +44,7 @@ class _Run:
     owners: list[tuple[dict[str, Any], str, Tensor]]  # where held tensors stand in the model, besides the weights
     weights: list[tuple[QuantizedWeight, int]]  # with their generation
     changes: int
-    called: list[nn.Module]  # modules whose hooks would be run
+    called: list[tuple[nn.Module, bool]]  # modules whose hooks would be run, and whether they are in train mode
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def holds(self) -> bool:
@@ -56,7 +56,10 @@ class _Run:
         for table, name, tensor in self.owners:
             if table.get(name) is not tensor:
                 return False
-        return not any(module._forward_hooks or module._forward_pre_hooks for module in self.called)
+        for module, training in self.called:
+            if module._forward_hooks or module._forward_pre_hooks or module.training is not training:
+                return False
+        return True
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """The outputs. Called by one thread at a time, which holds `lock`."""
@@ -127,15 +130,13 @@ class Replay:
             return self._refuse(None, reason, region.run_graph(args, kwargs))
         tape = Tape(list(tensors))
         with tape:
-            result = region.run_graph(args, kwargs)
+            result = pytree.tree_map_only(Tensor, tape.own, region.run_graph(args, kwargs))
         leaves, spec = ([result], None) if isinstance(result, Tensor) else pytree.tree_flatten(result)
         outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        reason = tape.refused or _unknown_output(leaves)
-        if reason:
-            return self._refuse(key, reason, result)
-        function = compat.interpreted(tape.text(outputs))
+        reason = tape.refused or _unknown_input(region, tensors) or _unknown_output(leaves)
+        function = compat.interpreted(tape.text(outputs)) if not reason else None
         if function is None:
-            return self._refuse(key, "torch's interpreter does not take the graph", result)
+            return self._refuse(key, reason or "torch's interpreter does not take the graph", result)
         index = {id(output): place for place, output in enumerate(outputs)}
         run = _Run(
             function=function,
@@ -145,7 +146,7 @@ class Replay:
             owners=_owners(region, tape.held),
             changes=QuantizedWeight.changes,
             weights=[(part, part.generation) for part in region.modules() if isinstance(part, QuantizedWeight)],
-            called=_called(region),
+            called=[(module, module.training) for module in _called(region)],
         )
         for _ in range(2):  # the interpreter watches the first run and optimizes in the second
             with torch.random.fork_rng(devices=[]):
@@ -168,7 +169,10 @@ def _key(region: Region, leaves: Sequence[Any], spec: pytree.TreeSpec | None) ->
 
     Without a `spec` the leaves are tensors.
     """
-    key: list[Any] = [spec, region.training, torch.is_grad_enabled()]
+    key: list[Any] = [spec, torch.is_grad_enabled()]
+    if len(leaves) > 1:  # which of them are one and the same
+        numbers = [id(leaf) for leaf in leaves]
+        key.extend(map(numbers.index, numbers))
     for leaf in leaves:
         if type(leaf) is Tensor and leaf.layout == torch.strided:
             key.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad))
@@ -224,6 +228,11 @@ def _owners(region: Region, tensors: list[Tensor]) -> list[tuple[dict[str, Any],
         for name, tensor in table.items()
         if tensor is not None and id(tensor) in wanted
     ]
+
+
+def _unknown_input(region: Region, tensors: Sequence[Tensor]) -> str:
+    own = {id(tensor) for tensor in (*region.parameters(), *region.buffers())}
+    return "it is given a tensor of its own" if any(id(tensor) in own for tensor in tensors) else ""
 
 
 def _unknown_output(leaves: list[Any]) -> str:

@@ -87,7 +87,7 @@ class Tape(TorchDispatchMode):
 
     def text(self, outputs: list[Tensor]) -> str:
         """The graph from the inputs, and the list of what is held, to these outputs."""
-        names = [self._output(tensor) for tensor in outputs]
+        names = [self._tensor(tensor) for tensor in outputs]
         returned = names[0] if len(names) == 1 else "%returned"
         if len(names) != 1:
             kind = ", ".join(["Tensor"] * len(names))
@@ -111,6 +111,10 @@ class Tape(TorchDispatchMode):
         place.copy_(x)
         return plain
 
+    def own(self, result: Tensor) -> Tensor:
+        """A tensor that leaves the run: what is in a place is copied. Call it while the tape is active."""
+        return result.clone() if _shares(result, self.places) else result
+
     def _fresh(self) -> str:
         self._count += 1
         return f"%v{self._count}"
@@ -125,15 +129,6 @@ class Tape(TorchDispatchMode):
             self._held_names.append(self._name(tensor))
         name: str = self._names[tensor]
         return name
-
-    def _output(self, tensor: Tensor) -> str:
-        """A tensor that leaves the run: what is in a place is copied."""
-        name = self._tensor(tensor)
-        if not _shares(tensor, self.places):
-            return name
-        copied, preserve = self._fresh(), self._constant(_FORMATS[torch.preserve_format])
-        self._lines.append(f"{copied} : Tensor = aten::clone({name}, {preserve})")
-        return copied
 
     def _arguments(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[str]:
         """The arguments of a call, by their names in the text."""
