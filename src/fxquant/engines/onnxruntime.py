@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fxquant.engines.runtime_module import Array, RuntimeModule
 
+_SLOW_FUSIONS = ["SkipLayerNormFusion"]  # add and layer norm in one kernel that takes several times as long as the two
+
 
 class OnnxRuntimeModule(RuntimeModule):
     """Runs a converted model in ONNX Runtime; called like the model itself. See `RuntimeModule`."""
@@ -24,7 +26,9 @@ class OnnxRuntimeModule(RuntimeModule):
         options.log_severity_level = 3  # errors
         # weight-only linears multiply in float, as the reference does; left alone they would quantize activations too
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-        session = ort.InferenceSession(self.onnx_bytes, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(
+            self.onnx_bytes, options, providers=["CPUExecutionProvider"], disabled_optimizers=_SLOW_FUSIONS
+        )
         return session, [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
 
     def _run(self, session: Any, arrays: list[Array]) -> list[Tensor]:
