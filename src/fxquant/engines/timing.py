@@ -21,8 +21,8 @@ class Timing:
     runs: int
 
 
-_PAUSE = 0.02  # seconds; idle threads of a pool spin for some milliseconds
-_TURN = 0.03  # seconds of counted calls
+_PAUSE = 0.1  # seconds; the idle threads of a pool go on spinning for a while
+_TURN = 0.1  # seconds of counted calls
 
 
 def time_interleaved(
