@@ -45,10 +45,12 @@ class OpenVinoModule(RuntimeModule):
 
 def _drop_zero_points(graph: Any) -> None:
     """Leave out zero points of zero: OpenVINO computes some of them at run time, and then the op in float."""
+    from fxquant.export.initializers import value_of
+
     for node in graph:
-        if node.op_type == "DequantizeLinear" and len(node.inputs) == 3 and node.inputs[2] is not None:
-            zero = node.inputs[2].const_value
-            if zero is not None and not zero.numpy().any():
+        if node.op_type == "DequantizeLinear" and len(node.inputs) == 3:
+            zero = value_of(node.inputs[2])
+            if zero is not None and not zero.any():
                 node.resize_inputs(2)
 
 
