@@ -28,17 +28,21 @@ def replay_of(model: nn.Module) -> Replay:
     return replay
 
 
+def tensors_of(result: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
 def by_python(model: nn.Module, *args: Any, **kwargs: Any) -> list[Tensor]:
     assert isinstance(model, Region)
     with torch.no_grad():
-        return [leaf for leaf in tree_leaves(model.run_graph(args, kwargs)) if isinstance(leaf, Tensor)]
+        return tensors_of(model.run_graph(args, kwargs))
 
 
 def replayed(model: nn.Module, *args: Any, **kwargs: Any) -> list[Tensor]:
     with torch.no_grad():
         for _ in range(3):
             result = model(*args, **kwargs)
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    return tensors_of(result)
 
 
 class Normed(nn.Module):

@@ -71,7 +71,7 @@ def quantize_channels_last(
     return torch.stack(q.unbind(1), dim=-1).permute(0, 3, 1, 2)
 
 
-def quantize(x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype) -> Tensor:
+def quantize(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: torch.dtype) -> Tensor:
     """clamp(round(x / scale) + zero_point) in one pass."""
     if x.dtype == torch.float32 and dtype in _QUANTIZED and _fast(x):
         q = _plain(torch.quantize_per_tensor(x, scale, zero_point, _QUANTIZED[dtype]), dtype)
@@ -176,4 +176,4 @@ def _quantize_dynamic(x: Tensor, symmetric: bool) -> tuple[Tensor, Tensor, Tenso
     else:
         scale = ((high - low) / 255.0).clamp(min=_SMALLEST)
         zero = (-torch.round(low / scale)).clamp(0, 255).long()
-    return _plain(torch.quantize_per_tensor(x.float(), scale, zero, _QUANTIZED[torch.uint8]), torch.uint8), scale, zero
+    return quantize(x.float(), scale, zero, 0, 255, torch.uint8), scale, zero

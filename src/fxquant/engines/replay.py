@@ -88,11 +88,11 @@ class Replay:
             return region.run_graph(args, kwargs)
         # few steps until the run: after one the caches are cold, and each costs several times what it does in a loop
         tensors: Sequence[Tensor] = args
-        key = None if kwargs else _key(region, args, None)
+        key = None if kwargs else _key(args, None)
         if key is None:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-            key = _key(region, leaves, spec)
+            key = _key(leaves, spec)
         if key is None:
             return region.run_graph(args, kwargs)
         run = self.runs.get(key)
@@ -164,7 +164,7 @@ class Replay:
         return result
 
 
-def _key(region: Region, leaves: Sequence[Any], spec: pytree.TreeSpec | None) -> Key | None:
+def _key(leaves: Sequence[Any], spec: pytree.TreeSpec | None) -> Key | None:
     """What a run depends on besides weights and modes; None if there is no telling.
 
     Without a `spec` the leaves are tensors.
@@ -185,15 +185,14 @@ def _key(region: Region, leaves: Sequence[Any], spec: pytree.TreeSpec | None) ->
 
 def _unknown_code(region: Region) -> str:
     """Why the graph may do more than its ops show: it calls code that is not known."""
-    for node in region.graph.nodes:
-        if node.op == "call_function" and not _is_known(node.target):
-            return f"{node.name} calls a function of the model"
-        if node.op == "get_attr" and not isinstance(get_attr(region, str(node.target)), Tensor):
-            return f"{node.name} reads an attribute"
-    for module in _called(region)[1:]:
-        reason = _unknown_code(module) if isinstance(module, Region) else ""
-        if reason or type(module).__module__.partition(".")[0] not in _KNOWN:
-            return reason or f"a module of the model is called: {type(module).__name__}"
+    for module in _called(region):
+        if type(module).__module__.partition(".")[0] not in _KNOWN:
+            return f"a module of the model is called: {type(module).__name__}"
+        for node in module.graph.nodes if isinstance(module, Region) else ():
+            if node.op == "call_function" and not _is_known(node.target):
+                return f"{node.name} calls a function of the model"
+            if node.op == "get_attr" and not isinstance(get_attr(module, str(node.target)), Tensor):
+                return f"{node.name} reads an attribute"
     return ""
 
 
