@@ -331,3 +331,16 @@ def test_signed_activations_and_one_scale_per_weight(granularity: str, scale: st
     reference, lowered = both(model, x, mapping={"": qconfig})
     assert {row.status for row in fq.explain(lowered) if row.kind in ("conv2d", "linear")} == {"int8"}
     torch.testing.assert_close(lowered(x), reference(x), rtol=1e-3, atol=1e-3)
+
+
+def test_layouts_with_and_without_a_zero_point_are_told_apart(capfd: pytest.CaptureFixture[str]) -> None:
+    for low in (0.0, -1.0):  # a grid without a zero point, then one with
+        x = torch.linspace(low, 1, 2 * 16 * 9 * 9).view(2, 16, 9, 9)
+        quantized = fq.quantize(nn.Sequential(nn.Conv2d(16, 32, 3, padding=1)), [x], engine="onednn")
+        with torch.inference_mode():
+            quantized(x), quantized(x), quantized(x)
+            capfd.readouterr()
+            with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+                quantized(x)
+        said = capfd.readouterr().out
+        assert "convolution" in said and "16x3x3" not in said  # nor a reorder of the weight

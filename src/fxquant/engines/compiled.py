@@ -16,14 +16,26 @@ from torch.utils.weak import WeakIdKeyDictionary
 _packed: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def _pack(weight: Tensor, scale: Tensor, shape: tuple[int, ...], geometry: tuple[Any, ...] | None) -> tuple[Any, ...]:
-    key = (geometry, 0 if weight.is_inference() else weight._version)
+def pack_conv(weight: Tensor, scale: Tensor, zero_point: int, geometry: Any, shape: tuple[int, ...]) -> Any:
+    """The weight of a convolution in oneDNN's layout for an input of this shape and zero point.
+
+    Inputs with and without a zero point need different layouts, and one that does not fit is changed in every call.
+    torch looks layouts up by the shape and not by the zero point, so the batch is made to tell them apart.
+    """
+    batch, *sizes = shape
+    return torch.ops.onednn.qconv_prepack(weight, scale, 1.0, zero_point, *geometry, [batch + bool(zero_point), *sizes])
+
+
+def _pack(
+    weight: Tensor, scale: Tensor, zero_point: int, shape: tuple[int, ...], geometry: tuple[Any, ...] | None
+) -> tuple[Any, ...]:
+    key = (geometry, zero_point != 0, 0 if weight.is_inference() else weight._version)
     found = _packed.get(weight)
     if found is None or found[0] != key:
         if geometry is None:
             packed = torch.ops.onednn.qlinear_prepack(weight, [*shape])
         else:
-            packed = torch.ops.onednn.qconv_prepack(weight, scale, 1.0, 0, *geometry, [*shape])
+            packed = pack_conv(weight, scale, zero_point, geometry, shape)
         found = _packed[weight] = (key, packed, torch.zeros(scale.numel(), dtype=torch.int32))
     return found[1], scale, found[2]
 
@@ -44,7 +56,8 @@ def qlinear(
 ) -> Tensor:
     """`onednn.qlinear_pointwise`. `grids`: scale and zero point of the input, the output, the second tensor."""
     rows = x.numel() // x.shape[-1]
-    head = (x, grids[0], int(grids[1]), *_pack(weight, weight_scale, (rows, x.shape[-1]), None))
+    grid = (grids[0], int(grids[1]))
+    head = (x, *grid, *_pack(weight, weight_scale, grid[1], (rows, x.shape[-1]), None))
     out = (bias, grids[2], int(grids[3]), dtype)
     end = (tail_name, tail_args, algorithm)
     op = torch.ops.onednn.qlinear_pointwise
@@ -79,7 +92,8 @@ def qconv(
 ) -> Tensor:
     """`onednn.qconv_pointwise`, or the one with a sum. `grids` as for `qlinear`."""
     geometry = (tuple(stride), tuple(padding), tuple(dilation), groups)
-    head = (x, grids[0], int(grids[1]), *_pack(weight, weight_scale, tuple(x.shape), geometry))
+    grid = (grids[0], int(grids[1]))
+    head = (x, *grid, *_pack(weight, weight_scale, grid[1], tuple(x.shape), geometry))
     out = (bias, stride, padding, dilation, groups, grids[2], int(grids[3]), dtype)
     end = (tail_name, tail_args, algorithm)
     if other is None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fxquant.core import compat
-from fxquant.engines.compiled import qconv, qlinear
+from fxquant.engines.compiled import pack_conv, qconv, qlinear
 from fxquant.engines.kernels import Grid
 from fxquant.passes.convert_weights import QuantizedWeight
 
@@ -115,6 +115,10 @@ class Kernel(nn.Module):
         """Of the weight, one number per output channel."""
         return self.holder.weight_scale.expand(self.holder.weight.shape[0]).contiguous()
 
+    def _zero_point(self) -> int:
+        """Of the input; 0 if it is found at run time, as it mostly is after a relu."""
+        return 0 if self.x_grid is None else self.x_grid[1]
+
     def _end(self) -> tuple[Any, ...]:
         output, tail, accumulate = self.output, self.tail, self.accumulate
         end: tuple[Any, ...] = (output.scale, output.zero_point, output.dtype)
@@ -161,8 +165,7 @@ class ConvKernel(Kernel):
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         holder = self.holder
-        grid = self.x_grid or (1.0, 0)  # the packed form does not depend on it
-        packed = torch.ops.onednn.qconv_prepack(holder.weight, self._scale(), *grid, *self.geometry, list(shape))
+        packed = pack_conv(holder.weight, self._scale(), self._zero_point(), self.geometry, shape)
         return self._head(packed), (holder.dequantized("bias"), *self.geometry, *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:

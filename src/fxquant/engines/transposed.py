@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxquant.engines.compiled import qconv
+from fxquant.engines.compiled import pack_conv, qconv
 from fxquant.engines.kernels import Grid
 from fxquant.engines.onednn_kernels import Kernel, Output, Tail, overload
 from fxquant.passes.convert_weights import QuantizedWeight
@@ -51,8 +51,7 @@ class TransposedKernel(Kernel):
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         phases, scale, bias, geometry = self._phases()
-        grid = self.x_grid or (1.0, 0)  # the packed form does not depend on it
-        packed = torch.ops.onednn.qconv_prepack(phases, scale, *grid, *geometry, list(shape))
+        packed = pack_conv(phases, scale, self._zero_point(), geometry, shape)
         head = (*(self.x_grid or ()), packed, scale, torch.zeros(scale.numel(), dtype=torch.int32))
         return head, (bias, *geometry, *self._end())
 
