@@ -28,10 +28,12 @@ class OpenVinoModule(RuntimeModule):
         from onnx_ir.passes import common
 
         from fxquant.export.drop_repeats import drop_repeats
+        from fxquant.export.fold_zero_points import fold_zero_points
 
         drop_repeats(graph.graph)
-        common.RemoveUnusedNodesPass()(graph)
         _drop_zero_points(graph.graph)
+        fold_zero_points(graph.graph)
+        common.RemoveUnusedNodesPass()(graph)
         self.snippets = not _has_residual_convolutions(graph.graph) or _has_attention(graph.graph)
 
     def _open(self, threads: int) -> Any:
