@@ -47,6 +47,17 @@ def check_calibration(expected: dict[str, list[tuple[float, int]]]) -> None:
         assert everywhere(qparams(model)) == [wanted] * dist.get_world_size(), observer
 
 
+def check_calibration_in_parts(expected: list[tuple[float, int]]) -> None:
+    """What the ranks share from a first calibration counts once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = prepare("entropy")
+    fq.calibrate(model, batches()[rank:2:size])
+    fq.calibrate(model, batches()[2 + rank :: size])
+    assert everywhere(qparams(model)) == [expected] * size
+    quantizers = [module for module in model.modules() if isinstance(module, FakeQuant)]
+    assert {int(quantizer.observer.batches) for quantizer in quantizers if quantizer.observer} == {6}
+
+
 def check_start_and_observers() -> None:
     activations = {
         "lsq": {"learn": "lsq"},
@@ -91,6 +102,7 @@ def main() -> None:
         expected[observer] = qparams(model)
     dist.init_process_group("gloo")
     check_calibration(expected)
+    check_calibration_in_parts(expected["entropy"])
     check_start_and_observers()
     check_sharded(expected["histogram"])
     if dist.get_rank() == 0:

@@ -14,7 +14,7 @@ from fxquant.core.tree import tree_of
 from fxquant.errors import CalibrationError, StageError
 from fxquant.numerics.channel_mean import ChannelMean
 from fxquant.numerics.fake_quant import FakeQuant
-from fxquant.numerics.merge_ranks import merge_means, merge_over_ranks
+from fxquant.numerics.merge_ranks import merging_over_ranks
 from fxquant.numerics.observers import Observer
 
 
@@ -36,14 +36,13 @@ def calibrate(prepared: nn.Module, data: Iterable[Any], *, num_batches: int | No
             f"calibration data is a {type(data).__name__}; give an iterable of batches: a DataLoader or [batch]."
         )
     count = 0
-    with torch.no_grad(), _observing(prepared) as observers:
+    means = [module for module in prepared.modules() if isinstance(module, ChannelMean)]
+    with torch.no_grad(), _observing(prepared) as observers, merging_over_ranks([*observers, *means]):
         for batch in data:
             if num_batches is not None and count >= num_batches:
                 break
             run_batch(prepared, batch)
             count += 1
-        merge_over_ranks(observers)
-        merge_means([module for module in prepared.modules() if isinstance(module, ChannelMean)])
     if not count and not any(observer.seen for observer in observers):
         raise CalibrationError("the calibration data has no batches. Give at least one; about 100 images is usual.")
     return prepared

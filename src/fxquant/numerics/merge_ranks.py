@@ -1,42 +1,81 @@
-"""One state for the observers of all ranks: that of an observer which saw the data of every rank."""
+"""One state for what watches tensors on all ranks: that of one which saw the data of every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import copy
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from fxquant.numerics.channel_mean import ChannelMean
 from fxquant.numerics.observers import Observer, make_observer
 from fxquant.numerics.ranks import world_size
 
-
-def merge_means(means: Sequence[ChannelMean]) -> None:
-    """The same for channel means, which add up."""
-    if world_size() == 1 or not means:
-        return
-    gathered: list[Any] = [None] * world_size()
-    dist.all_gather_object(gathered, [(mean.total.cpu(), mean.count.cpu()) for mean in means])
-    for index, mean in enumerate(means):
-        mean.total.copy_(sum(states[index][0] for states in gathered))
-        mean.count.copy_(sum(states[index][1] for states in gathered))
+Watcher = Observer | ChannelMean
 
 
-def merge_over_ranks(observers: Sequence[Observer]) -> None:
-    """Merge each observer with its twins on the other ranks, in the order of the ranks, in one collective.
+def merge_over_ranks(watchers: Sequence[Watcher]) -> None:
+    """Merge each watcher with its twins on the other ranks, in the order of the ranks, in one collective.
 
-    Every rank has to call this with the same observers in the same order.
+    Every rank has to call this with the same watchers in the same order.
     """
-    if world_size() == 1 or not observers:
+    if world_size() == 1 or not watchers:
         return
-    mine = [{name: value.cpu() for name, value in observer.state_dict().items()} for observer in observers]
-    gathered: list[Any] = [None] * world_size()
-    dist.all_gather_object(gathered, mine)
-    for index, observer in enumerate(observers):
-        merged = make_observer(observer.spec, observer.name)
+    gathered = _gather([{name: value.cpu() for name, value in watcher.state_dict().items()} for watcher in watchers])
+    for index, watcher in enumerate(watchers):
+        merged: Any = _fresh(watcher)
         for states in gathered:
-            other = make_observer(observer.spec, observer.name)
+            other = _fresh(watcher)
             other.load_state_dict(states[index])
             merged.merge(other)
-        observer.load_state_dict(merged.state_dict())
+        watcher.load_state_dict(merged.state_dict())
+
+
+@contextlib.contextmanager
+def merging_over_ranks(watchers: Sequence[Watcher]) -> Iterator[None]:
+    """What the watchers see meanwhile, on any rank, all have seen at the end.
+
+    What they have seen before counts once if it is the same on all ranks: they share it, from an earlier calibration
+    or a loaded state.
+    """
+    if world_size() == 1 or not watchers or len(set(_gather(_digest(watchers)))) > 1:
+        yield
+        merge_over_ranks(watchers)
+        return
+    before: list[Any] = [copy.deepcopy(watcher) for watcher in watchers]
+    for watcher in watchers:
+        watcher.load_state_dict(_fresh(watcher).state_dict())
+    try:
+        yield
+        merge_over_ranks(watchers)
+    finally:
+        for old, watcher in zip(before, watchers, strict=True):
+            old.merge(watcher)
+            watcher.load_state_dict(old.state_dict())
+
+
+def _fresh(watcher: Watcher) -> Watcher:
+    """One of its kind that has seen nothing."""
+    if isinstance(watcher, ChannelMean):
+        return ChannelMean(watcher.total.numel(), watcher.axis)
+    return make_observer(watcher.spec, watcher.name)
+
+
+def _digest(watchers: Sequence[Watcher]) -> str:
+    """Tells states apart."""
+    digest = hashlib.sha256()
+    for watcher in watchers:
+        for name, value in watcher.state_dict().items():
+            digest.update(f"{name} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _gather(value: Any) -> list[Any]:
+    gathered: list[Any] = [None] * world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
