@@ -23,8 +23,9 @@ from fxquant.capture.record import Call
 from fxquant.capture.wrap import is_wrapped
 from fxquant.core.config_forms import closest
 from fxquant.core.custom_config import PrepareCustomConfig, Standalone
-from fxquant.core.graph import Region, class_name, clone_tree, join_path, place_regions, regions, user_class
+from fxquant.core.graph import Region, clone_tree, place_regions, regions, user_class
 from fxquant.core.mapping import Rules, Site
+from fxquant.core.paths import class_name, join_path
 from fxquant.core.plan import LEFT_ALONE
 from fxquant.errors import ConfigError
 from fxquant.modules.substitute import FORMS, substitute

@@ -18,7 +18,8 @@ from fxquant.capture import capture
 from fxquant.capture.capture import Method
 from fxquant.capture.compare import difference
 from fxquant.core.encode import META_KEYS
-from fxquant.core.graph import Region, TensorInfo
+from fxquant.core.graph import Region
+from fxquant.core.nodes import TensorInfo
 from fxquant.core.ops import OPS
 from fxquant.errors import CaptureError
 from zoo import ZOO

@@ -24,7 +24,8 @@ from fxquant.capture.origin import locate, reason
 from fxquant.capture.probe import probe_ones
 from fxquant.capture.trace import trace
 from fxquant.core.encode import META_KEYS
-from fxquant.core.graph import Region, RegionState, clone_tree, record_tensors
+from fxquant.core.graph import Region, RegionState, clone_tree
+from fxquant.core.nodes import record_tensors
 from fxquant.core.ops import OpTable
 from fxquant.errors import CaptureError
 

@@ -30,7 +30,8 @@ from fxquant.capture.guards import check_sizes, pack
 from fxquant.capture.inputs import PLAIN, Slot, add_placeholders, as_call, signature_of
 from fxquant.capture.origin import locate, reason, set_origins
 from fxquant.capture.sizes import conditions
-from fxquant.core.graph import TensorInfo, free_path, get_attr
+from fxquant.core.nodes import TensorInfo
+from fxquant.core.paths import free_path, get_attr
 from fxquant.errors import CaptureError
 
 _GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled

@@ -14,8 +14,10 @@ import torch
 from torch import fx, nn
 
 from fxquant.capture.stock import RECIPES
-from fxquant.core.graph import Region, free_path, get_attr, scope_path
+from fxquant.core.graph import Region
+from fxquant.core.nodes import scope_path
 from fxquant.core.ops import Op, OpTable, argument
+from fxquant.core.paths import free_path, get_attr
 
 
 def fold_constants(region: Region, ops: OpTable) -> Region:

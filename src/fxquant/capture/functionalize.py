@@ -19,7 +19,8 @@ from torch import fx
 
 from fxquant.capture.alias import VIEWS, AliasSets
 from fxquant.capture.guards import apply_in_place
-from fxquant.core.graph import Region, TensorInfo
+from fxquant.core.graph import Region
+from fxquant.core.nodes import TensorInfo
 from fxquant.core.ops import OPS, OpTable
 
 

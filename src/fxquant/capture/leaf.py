@@ -12,7 +12,8 @@ from torch import fx, nn
 from fxquant.capture.compare import difference, run
 from fxquant.capture.origin import reason
 from fxquant.capture.record import Call
-from fxquant.core.graph import Region, RegionState, TensorInfo, clone_tree, record_tensors
+from fxquant.core.graph import Region, RegionState, clone_tree
+from fxquant.core.nodes import TensorInfo, record_tensors
 from fxquant.core.ops import OpTable
 from fxquant.errors import CaptureError
 

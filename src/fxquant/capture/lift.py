@@ -19,8 +19,10 @@ from torch import fx, nn
 
 from fxquant.capture.match import follows_mode, has_settings, is_norm, owns, same_stock, stock_class
 from fxquant.capture.stock import RECIPES, TENSORS, Stock, build, read_call
-from fxquant.core.graph import Region, TensorInfo, class_name, free_path, get_attr, scope_path, set_submodule
+from fxquant.core.graph import Region
+from fxquant.core.nodes import TensorInfo, scope_path
 from fxquant.core.ops import OPS, OpTable
+from fxquant.core.paths import class_name, free_path, get_attr, set_submodule
 
 _ADDMM = (torch.addmm, torch.ops.aten.addmm.default)
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from fxquant.core.encode import META_KEYS
-from fxquant.core.graph import class_name
+from fxquant.core.paths import class_name
 
 # frames of these packages are machinery, not the user's code
 _OURS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)

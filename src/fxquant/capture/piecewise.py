@@ -24,7 +24,8 @@ from fxquant.capture.opaque import FEW, HALF, with_leaves
 from fxquant.capture.origin import reason
 from fxquant.capture.pieces import Piece, put_good
 from fxquant.capture.record import Call, Recording, Use, record_calls
-from fxquant.core.graph import Region, clone_tree, join_path, place_regions
+from fxquant.core.graph import Region, clone_tree, place_regions
+from fxquant.core.paths import join_path
 from fxquant.core.tree import Left, Tree, set_tree, weighted_parts
 from fxquant.errors import CaptureError
 

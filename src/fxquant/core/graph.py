@@ -27,24 +27,13 @@ from torch import fx, nn
 
 from fxquant.core.encode import decode_graph, encode_graph
 from fxquant.core.loading import adapt_state
+from fxquant.core.paths import class_name, join_path
 from fxquant.errors import InputError
 
 log = logging.getLogger("fxquant")
 
 # what nn.Module and GraphModule keep in __dict__ for themselves; everything else there is the user's
 _OWN_KEYS = frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__) | {"_region"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorInfo:
-    """What a run on the example inputs showed of a tensor."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def is_float(self) -> bool:
-        return self.dtype.is_floating_point
 
 
 @dataclass(kw_only=True, slots=True)
@@ -245,17 +234,6 @@ def place_regions(model: nn.Module, root: str = "", outer: tuple[tuple[str, str]
         region._region.outer = (*outer, *around)
 
 
-def join_path(*parts: str) -> str:
-    """Dotted paths put together; empty ones fall away."""
-    return ".".join(part for part in parts if part)
-
-
-def class_name(cls: type) -> str:
-    """`package.module.Class`, of the stock class where `cls` stands for one (see fxquant.modules)."""
-    cls = cls.__dict__.get("stands_for", cls)
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def user_class(module: nn.Module) -> type[nn.Module]:
     """The class that the user wrote, also of a region."""
     return module._region.user_class if isinstance(module, Region) else type(module)
@@ -297,128 +275,3 @@ def _clone(module: nn.Module, memo: dict[int, Any], share_tensors: bool) -> nn.M
                 if tensor is not None:
                     table[name] = memo.setdefault(id(tensor), copy.deepcopy(tensor))
     return tree
-
-
-def set_submodule(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module at a path, in place of what is there; missing parents are made."""
-    parent_path, _, name = path.rpartition(".")
-    parent = root
-    for step in parent_path.split(".") if parent_path else ():
-        if step not in parent._modules:
-            parent.add_module(step, nn.Module())
-        parent = cast(nn.Module, parent._modules[step])
-    if name in parent._parameters or name in parent._buffers:
-        delattr(parent, name)
-    parent._modules[name] = module
-
-
-def find_module(root: nn.Module, path: str) -> nn.Module | None:
-    """The module at a path, by the tables of children alone; None if there is none.
-
-    `get_submodule` reads attributes, and a region that stands for a parameter reads as a tensor.
-    """
-    module: nn.Module | None = root
-    for step in path.split(".") if path else ():
-        module = None if module is None else module._modules.get(step)
-    return module
-
-
-def get_attr(root: nn.Module, path: str) -> Any:
-    """The parameter, buffer or plain attribute at a dotted path."""
-    value: Any = root
-    for step in path.split("."):
-        value = getattr(value, step)
-    return value
-
-
-def free_path(root: nn.Module, path: str) -> str:
-    """`path`, or `path_1`, `path_2`, ...: the first at which the root holds nothing."""
-
-    def taken(candidate: str) -> bool:
-        try:
-            get_attr(root, candidate)
-        except AttributeError:
-            return False
-        return True
-
-    candidate, count = path, 0
-    while taken(candidate):
-        count += 1
-        candidate = f"{path}_{count}"
-    return candidate
-
-
-def scope_path(node: fx.Node) -> str:
-    """The path of a node: of its module for `call_module`, of the innermost enclosing module otherwise."""
-    if node.op == "call_module":
-        return str(node.target)
-    scope = node.meta.get("scope", ())
-    return str(scope[-1][0]) if scope else ""
-
-
-def full_path(region: Region, node: fx.Node) -> str:
-    """The path of a node in the whole model."""
-    path, kernels = scope_path(node), region._region.kernel_path
-    if kernels and path.startswith(f"{kernels}."):
-        scope = node.meta.get("scope", ())  # a kernel goes by the module that it stands for
-        path = str(scope[-1][0]) if scope else ""
-    return join_path(region._region.path, "" if path == region._region.flat else path)
-
-
-_SIZE_METHODS = ("size", "dim", "ndimension", "numel", "nelement")
-_SIZE_ATTRIBUTES = ("shape", "ndim", "device")
-_SIZE_OPS = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
-
-
-def reads_size(node: fx.Node) -> bool:
-    """Whether a node looks at the size of its operand only, so that any tensor of that size would do."""
-    if node.op == "call_method":
-        return node.target in _SIZE_METHODS
-    if node.target is getattr:
-        return node.args[1] in _SIZE_ATTRIBUTES
-    return node.op == "call_function" and node.target in _SIZE_OPS
-
-
-def only_user(node: fx.Node) -> fx.Node | None:
-    """The one node that takes the tensor, if there is just one; nodes that read its size do not count."""
-    takers = [user for user in node.users if not reads_size(user)]
-    return takers[0] if len(takers) == 1 else None
-
-
-def tensor_info(node: fx.Node) -> TensorInfo | None:
-    """What is known of the tensor that a node returns; None for anything but a single tensor."""
-    info = node.meta.get("tensor")
-    return info if isinstance(info, TensorInfo) else None
-
-
-class _Recorder(fx.Interpreter):
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        n.meta["tensor"] = _info(result)
-        return result
-
-
-def _info(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return TensorInfo(dtype=value.dtype, shape=tuple(value.shape))
-    if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
-        return tuple(_info(item) for item in value)
-    return None
-
-
-def record_tensors(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the region once on example inputs, write `meta["tensor"]` of every node, and return the outputs."""
-    codegen = region.graph._codegen
-    placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
-    if kwargs and not isinstance(codegen, fx.graph._PyTreeCodeGen):
-        given = dict(zip((node.target for node in placeholders), args, strict=False)) | kwargs
-        # an argument left out between two given ones stands at its default
-        flat = [given[node.target] if node.target in given else node.args[0] for node in placeholders]
-    else:
-        flat = list(args)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        if isinstance(codegen, fx.graph._PyTreeCodeGen):
-            flat = codegen.process_inputs(*args, **kwargs)
-            outputs = _Recorder(region).run(*flat, enable_io_processing=False)
-            return codegen.process_outputs(outputs)
-        return _Recorder(region).run(*flat)

@@ -24,7 +24,7 @@ from torch.fx.node import _get_qualified_name
 
 from fxquant.core.boundary import Boundary, QParams
 from fxquant.core.encode import META_KEYS, Ref, decode_graph, encode_graph
-from fxquant.core.graph import TensorInfo
+from fxquant.core.nodes import TensorInfo
 from fxquant.core.ops import OPS
 from fxquant.core.plan import Decision, Note
 from fxquant.core.spec import Spec

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from fxquant.core.graph import Region, join_path
+from fxquant.core.graph import Region
 from fxquant.core.ops import OPS, OpTable
+from fxquant.core.paths import join_path
 
 _KEY = "_fxquant_tree"
 

@@ -10,8 +10,9 @@ from torch import Tensor, fx, nn
 
 from fxquant.core import compat
 from fxquant.core.encode import META_KEYS
-from fxquant.core.graph import Region, get_attr, regions
+from fxquant.core.graph import Region, regions
 from fxquant.core.ops import OPS, OpTable, activation_nodes
+from fxquant.core.paths import get_attr
 from fxquant.core.plan import note_of
 from fxquant.errors import VerifyError
 

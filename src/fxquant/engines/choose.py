@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from fxquant.core.graph import Region, TensorInfo, regions
+from fxquant.core.graph import Region, regions
+from fxquant.core.nodes import TensorInfo
 from fxquant.core.verify import run_passes
 from fxquant.engines.lower import lower
 from fxquant.engines.support import supports

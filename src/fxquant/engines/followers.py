@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxquant.core.graph import Region, tensor_info
+from fxquant.core.graph import Region
+from fxquant.core.nodes import tensor_info
 from fxquant.core.ops import Op, OpTable, activation_nodes
 from fxquant.engines import kernels
 from fxquant.engines.match import dtype_of, grid_of, integers, is_dequantize, only_user, quantize_after

@@ -16,8 +16,9 @@ import torch
 from torch import fx, nn
 
 from fxquant.core.encode import decode_graph, encode_graph
-from fxquant.core.graph import Region, free_path
+from fxquant.core.graph import Region
 from fxquant.core.ops import OPS, OpTable
+from fxquant.core.paths import free_path
 from fxquant.core.plan import decision_of
 from fxquant.engines import kernels
 from fxquant.engines.followers import lower_follower

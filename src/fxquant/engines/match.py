@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from fxquant.core import compat
-from fxquant.core.graph import Region, tensor_info
+from fxquant.core.graph import Region
+from fxquant.core.nodes import tensor_info
 from fxquant.core.ops import OpTable, activation_nodes
 from fxquant.engines import kernels
 from fxquant.engines.kernels import Grid

@@ -20,7 +20,8 @@ from torch.fx.node import _get_qualified_name
 from torch.utils import _pytree as pytree
 
 from fxquant.core import compat
-from fxquant.core.graph import Region, get_attr
+from fxquant.core.graph import Region
+from fxquant.core.paths import get_attr
 from fxquant.engines.onednn_kernels import Kernel
 from fxquant.engines.tape import Tape
 from fxquant.passes.convert_weights import QuantizedWeight

@@ -13,15 +13,9 @@ from torch import Tensor, nn
 
 from fxquant.capture.bake import bake_parametrizations
 from fxquant.capture.functional import Spelling, read_as_weights
-from fxquant.core.graph import (
-    clone_tree,
-    find_module,
-    join_path,
-    place_regions,
-    regions,
-    set_submodule,
-)
+from fxquant.core.graph import clone_tree, place_regions, regions
 from fxquant.core.graph_json import from_json
+from fxquant.core.paths import find_module, join_path, set_submodule
 from fxquant.core.tree import Tree, set_tree
 from fxquant.errors import ArchiveError
 from fxquant.export.code_functions import code_functions

@@ -12,7 +12,7 @@ from fxquant.capture import guards
 from fxquant.capture.trace import run_forward
 from fxquant.core.boundary import Boundary
 from fxquant.core.encode import decode_graph
-from fxquant.core.graph import Region, RegionState, find_module
+from fxquant.core.graph import Region, RegionState
 from fxquant.core.graph_json import (
     from_json,
     function_name,
@@ -21,6 +21,7 @@ from fxquant.core.graph_json import (
     tensor_methods,
     to_json,
 )
+from fxquant.core.paths import find_module
 from fxquant.errors import ArchiveError
 from fxquant.export.module_rows import Row, name_of, stock_class
 from fxquant.modules import attention, cells, transformer

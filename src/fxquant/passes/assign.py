@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxquant.core.graph import Region, TensorInfo
+from fxquant.core.graph import Region
+from fxquant.core.nodes import TensorInfo
 from fxquant.core.ops import Role, activation_nodes
 from fxquant.core.plan import Note
 from fxquant.core.spec import Learn, Spec

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from fxquant.core import compat
 from fxquant.core.boundary import Boundary, QParams, boundary_of
-from fxquant.core.graph import Region, TensorInfo, tensor_info
+from fxquant.core.graph import Region
+from fxquant.core.nodes import TensorInfo, tensor_info
 from fxquant.core.spec import Spec
 from fxquant.errors import ConfigError, StageError
 from fxquant.numerics.fake_quant import FakeQuant

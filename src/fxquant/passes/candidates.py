@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 from torch import Tensor, fx, nn
 
-from fxquant.core.graph import Region, TensorInfo, full_path, join_path, tensor_info
+from fxquant.core.graph import Region
 from fxquant.core.mapping import Choice, Rules, Site
+from fxquant.core.nodes import TensorInfo, full_path, tensor_info
 from fxquant.core.ops import Op, OpTable, Role, activation_nodes
+from fxquant.core.paths import join_path
 from fxquant.core.plan import LEFT_ALONE, WRAPPED, Decision
 from fxquant.core.qconfig import QConfig
 from fxquant.core.spec import Spec

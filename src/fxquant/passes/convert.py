@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from fxquant.core import compat
-from fxquant.core.graph import Region, tensor_info
+from fxquant.core.graph import Region
+from fxquant.core.nodes import tensor_info
 from fxquant.core.ops import OPS, OpTable, activation_nodes
 from fxquant.core.plan import Decision, decision_of, note_of
 from fxquant.numerics.fake_quant import FakeQuant

@@ -17,8 +17,9 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from fxquant.core import compat
-from fxquant.core.graph import Region, set_submodule
+from fxquant.core.graph import Region
 from fxquant.core.ops import Op, OpTable
+from fxquant.core.paths import set_submodule
 from fxquant.core.plan import Note, note_of
 from fxquant.core.spec import Spec
 from fxquant.numerics.affine import dequantize

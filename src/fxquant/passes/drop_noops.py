@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxquant.core.graph import Region, tensor_info
+from fxquant.core.graph import Region
+from fxquant.core.nodes import tensor_info
 from fxquant.core.ops import OPS, OpTable
 
 _STOCHASTIC_DEPTH = "torchvision.ops.stochastic_depth"  # a function that torchvision wraps: (input, p, mode, training)

@@ -16,8 +16,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from fxquant.core.graph import Region, only_user, set_submodule, tensor_info
+from fxquant.core.graph import Region
+from fxquant.core.nodes import only_user, tensor_info
 from fxquant.core.ops import OPS, Op, OpTable
+from fxquant.core.paths import set_submodule
 from fxquant.numerics.fold import BatchNorm, per_channel
 
 _FOLDABLE = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear")

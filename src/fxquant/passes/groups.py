@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxquant.core.graph import only_user, tensor_info
+from fxquant.core.nodes import only_user, tensor_info
 from fxquant.core.ops import Role, activation_nodes
 from fxquant.core.target import Target
 from fxquant.passes.candidates import Candidate

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import fx
 
-from fxquant.core.graph import Region, free_path
+from fxquant.core.graph import Region
 from fxquant.core.ops import OPS, OpTable, activation_nodes
+from fxquant.core.paths import free_path
 from fxquant.core.plan import note_of
 from fxquant.numerics.channel_mean import Quantizers
 from fxquant.numerics.fake_quant import FakeQuant

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor, fx
 
-from fxquant.core.graph import Region, set_submodule
+from fxquant.core.graph import Region
+from fxquant.core.paths import set_submodule
 from fxquant.core.plan import note_of
 from fxquant.core.spec import Spec
 from fxquant.numerics.fold import BatchNorm

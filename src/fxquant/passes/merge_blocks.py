@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from fxquant.core.graph import Region, set_submodule
+from fxquant.core.graph import Region
+from fxquant.core.paths import set_submodule
 from fxquant.numerics.qat_block import QatBlock
 from fxquant.passes.fold_bn import emptied
 

@@ -12,8 +12,10 @@ from rich.table import Table
 from torch import fx, nn
 
 from fxquant.capture.hints import hint
-from fxquant.core.graph import Region, TensorInfo, full_path, join_path, regions, user_class
+from fxquant.core.graph import Region, regions, user_class
+from fxquant.core.nodes import TensorInfo, full_path
 from fxquant.core.ops import OPS
+from fxquant.core.paths import join_path
 from fxquant.core.plan import decision_of, note_of
 from fxquant.core.tree import Left, all_left, tree_of, weighted_parts
 from fxquant.errors import StageError

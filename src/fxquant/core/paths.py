@@ -1,0 +1,67 @@
+"""Dotted paths into a module tree."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import nn
+
+
+def join_path(*parts: str) -> str:
+    """Dotted paths put together; empty ones fall away."""
+    return ".".join(part for part in parts if part)
+
+
+def class_name(cls: type) -> str:
+    """`package.module.Class`, of the stock class where `cls` stands for one (see fxquant.modules)."""
+    cls = cls.__dict__.get("stands_for", cls)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def set_submodule(root: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module at a path, in place of what is there; missing parents are made."""
+    parent_path, _, name = path.rpartition(".")
+    parent = root
+    for step in parent_path.split(".") if parent_path else ():
+        if step not in parent._modules:
+            parent.add_module(step, nn.Module())
+        parent = cast(nn.Module, parent._modules[step])
+    if name in parent._parameters or name in parent._buffers:
+        delattr(parent, name)
+    parent._modules[name] = module
+
+
+def find_module(root: nn.Module, path: str) -> nn.Module | None:
+    """The module at a path, by the tables of children alone; None if there is none.
+
+    `get_submodule` reads attributes, and a region that stands for a parameter reads as a tensor.
+    """
+    module: nn.Module | None = root
+    for step in path.split(".") if path else ():
+        module = None if module is None else module._modules.get(step)
+    return module
+
+
+def get_attr(root: nn.Module, path: str) -> Any:
+    """The parameter, buffer or plain attribute at a dotted path."""
+    value: Any = root
+    for step in path.split("."):
+        value = getattr(value, step)
+    return value
+
+
+def free_path(root: nn.Module, path: str) -> str:
+    """`path`, or `path_1`, `path_2`, ...: the first at which the root holds nothing."""
+
+    def taken(candidate: str) -> bool:
+        try:
+            get_attr(root, candidate)
+        except AttributeError:
+            return False
+        return True
+
+    candidate, count = path, 0
+    while taken(candidate):
+        count += 1
+        candidate = f"{path}_{count}"
+    return candidate
