@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fxquant.engines import max_pool
 from fxquant.engines.tape import recording
 
 Grid = tuple[float, int]  # scale, zero point
@@ -90,10 +91,12 @@ def dequantize(q: Tensor, scale: float | Tensor, zero_point: Any) -> Tensor:
 
 def max_pool2d(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Max pooling of integers; the grid does not matter."""
+    if recording() is not None and (pooled := max_pool.max_pool2d(q, *args, **kwargs)) is not None:
+        return pooled
     if _QUANTIZED.get(q.dtype) is not None and _fast(q):
         return _plain(F.max_pool2d(_as_quantized(q, 1.0, 0), *args, **kwargs), q.dtype)
-    pooled: Tensor = F.max_pool2d(q.to(torch.float32), *args, **kwargs)
-    return pooled.to(q.dtype)
+    in_float: Tensor = F.max_pool2d(q.to(torch.float32), *args, **kwargs)
+    return in_float.to(q.dtype)
 
 
 def add(a: Tensor, a_grid: Grid, b: Tensor, b_grid: Grid, grid: Grid, relu: bool = False) -> Tensor:
