@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -30,10 +31,12 @@ def time_interleaved(
 ) -> dict[str, Timing]:
     """Call each in turn until the time or the rounds are used up; at least five rounds after one to warm up.
 
-    A turn begins with a pause, in which the threads of the runtime that went before go to sleep, and with a call that
-    is not counted.
+    Rounds differ in their order, so that no call always comes after the same other. A turn begins with a pause, in
+    which the threads of the runtime that went before go to sleep, and with a call that is not counted.
     """
     spent: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    shuffle = random.Random(0).shuffle
     with torch.inference_mode():
         for call in calls.values():
             call()
@@ -42,7 +45,9 @@ def time_interleaved(
         for count in range(rounds):
             if count >= 5 and time.perf_counter() - start > seconds:
                 break
-            for name, call in calls.items():
+            shuffle(order)
+            for name in order:
+                call = calls[name]
                 time.sleep(_PAUSE)
                 call()
                 end = time.perf_counter() + _TURN
