@@ -12,18 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fxquant.engines.pack import pack_conv, pack_linear
+
 # weight -> (what it was packed for, packed weight, zeros); lives as long as the weight
 _packed: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-
-def pack_conv(weight: Tensor, scale: Tensor, zero_point: int, geometry: Any, shape: tuple[int, ...]) -> Any:
-    """The weight of a convolution in oneDNN's layout for an input of this shape and zero point.
-
-    Inputs with and without a zero point need different layouts, and one that does not fit is changed in every call.
-    torch looks layouts up by the shape and not by the zero point, so the batch is made to tell them apart.
-    """
-    batch, *sizes = shape
-    return torch.ops.onednn.qconv_prepack(weight, scale, 1.0, zero_point, *geometry, [batch + bool(zero_point), *sizes])
 
 
 def _pack(
@@ -33,7 +25,7 @@ def _pack(
     found = _packed.get(weight)
     if found is None or found[0] != key:
         if geometry is None:
-            packed = torch.ops.onednn.qlinear_prepack(weight, [*shape])
+            packed = pack_linear(weight, shape)
         else:
             packed = pack_conv(weight, scale, zero_point, geometry, shape)
         found = _packed[weight] = (key, packed, torch.zeros(scale.numel(), dtype=torch.int32))
@@ -55,9 +47,8 @@ def qlinear(
     algorithm: str,
 ) -> Tensor:
     """`onednn.qlinear_pointwise`. `grids`: scale and zero point of the input, the output, the second tensor."""
-    rows = x.numel() // x.shape[-1]
     grid = (grids[0], int(grids[1]))
-    head = (x, *grid, *_pack(weight, weight_scale, grid[1], (rows, x.shape[-1]), None))
+    head = (x, *grid, *_pack(weight, weight_scale, grid[1], tuple(x.shape), None))
     out = (bias, grids[2], int(grids[3]), dtype)
     end = (tail_name, tail_args, algorithm)
     op = torch.ops.onednn.qlinear_pointwise

@@ -7,7 +7,6 @@ copy belongs to this process: it is dropped when the module is copied or pickled
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fxquant.core import compat
-from fxquant.engines.compiled import pack_conv, qconv, qlinear
+from fxquant.engines.compiled import qconv, qlinear
 from fxquant.engines.kernels import Grid
+from fxquant.engines.pack import pack_conv, pack_linear
 from fxquant.passes.convert_weights import QuantizedWeight
 
 
@@ -190,7 +190,7 @@ class LinearKernel(Kernel):
     """`onednn.qlinear_pointwise`: product, an optional sum with a second tensor, an optional unary op."""
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        packed = torch.ops.onednn.qlinear_prepack(self.holder.weight, [math.prod(shape[:-1]), shape[-1]])
+        packed = pack_linear(self.holder.weight, shape)
         return self._head(packed), (self.holder.dequantized("bias"), *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:

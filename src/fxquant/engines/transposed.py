@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxquant.engines.compiled import pack_conv, qconv
+from fxquant.engines.compiled import qconv
 from fxquant.engines.kernels import Grid
 from fxquant.engines.onednn_kernels import Kernel, Output, Tail, overload
+from fxquant.engines.pack import pack_conv
 from fxquant.passes.convert_weights import QuantizedWeight
 
 Pair = tuple[int, int]
