@@ -10,6 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fxquant.export.initializers import value_of
+from fxquant.export.producers import dequantize_before
 
 _MOVES = frozenset(("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Split", "Slice", "Gather"))
 
@@ -20,20 +21,12 @@ def drop_repeats(graph: ir.Graph) -> None:
         pair = _maker(node) if node.op_type == "DequantizeLinear" else None
         if pair is None or pair.op_type != "QuantizeLinear":
             continue
-        first = _before_moves(pair)
+        first = dequantize_before(pair.inputs[0], _MOVES)
         grid = _grid(node)
         if grid is not None and first is not None and grid == _grid(pair) == _grid(first):
             moved = pair.inputs[0]
             assert moved is not None
             node.outputs[0].replace_all_uses_with(moved, replace_graph_outputs=True)
-
-
-def _before_moves(node: ir.Node) -> ir.Node | None:
-    """The dequantize whose output a node reads, moved."""
-    made = _maker(node)
-    while made is not None and made.op_type in _MOVES:
-        made = _maker(made)
-    return made if made is not None and made.op_type == "DequantizeLinear" else None
 
 
 def _maker(node: ir.Node) -> ir.Node | None:

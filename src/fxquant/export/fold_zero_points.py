@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fxquant.export.initializers import Array, add_initializer, value_of
+from fxquant.export.producers import dequantize_before
 
 _MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
 
@@ -29,7 +30,7 @@ def _shift(node: ir.Node) -> Array | None:
     """w z for every output channel of a product with a constant int8 weight; None if there is nothing to fold."""
     if node.op_type not in ("Conv", "Gemm", "MatMul") or _has_settings(node):
         return None
-    x, weight = _dequantize_before(node.inputs[0], _MOVES), _dequantize_before(node.inputs[1], ())
+    x, weight = dequantize_before(node.inputs[0], _MOVES), dequantize_before(node.inputs[1])
     if x is None or weight is None or len(x.inputs) < 3 or not _is_symmetric(weight):
         return None
     q, w_scale, x_scale, zero = (value_of(value) for value in (*weight.inputs[:2], *x.inputs[1:]))
@@ -74,7 +75,7 @@ def _move_bias(graph: ir.Graph, node: ir.Node, shift: Array) -> bool:
 
 def _constant(value: ir.Value) -> Array | None:
     """A constant in double precision; that may be stored as integers."""
-    made = _dequantize_before(value, ())
+    made = dequantize_before(value)
     if made is None:
         array = value_of(value)
         return None if array is None else array.astype(np.float64)
@@ -103,11 +104,3 @@ def _without_zero_point(graph: ir.Graph, value: ir.Value, made: dict[ir.Value, i
         new.outputs[0].dtype, new.outputs[0].shape = value.dtype, value.shape
         made[value] = new.outputs[0]
     return made[value]
-
-
-def _dequantize_before(value: ir.Value | None, moves: tuple[str, ...]) -> ir.Node | None:
-    """The dequantize that made a tensor, but for moves."""
-    made = value.producer() if value is not None else None
-    while made is not None and made.op_type in moves:
-        made = made.inputs[0].producer() if made.inputs[0] is not None else None
-    return made if made is not None and made.op_type == "DequantizeLinear" else None

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fxquant.export.initializers import Array, add_initializer, value_of
+from fxquant.export.producers import dequantize_before
 
 _LIMIT = float(2**31 - 1) * 0.99
 _INT8 = (ir.DataType.INT8, ir.DataType.UINT8)
@@ -22,7 +23,7 @@ def quantize_biases(graph: ir.Graph) -> None:
     for node in list(graph):
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.inputs) < 3:
             continue
-        x, weight = (_dequantize_before(value) for value in node.inputs[:2])
+        x, weight = (dequantize_before(value) for value in node.inputs[:2])
         bias = value_of(node.inputs[2])
         if x is not None and weight is not None and bias is not None and bias.dtype == np.float32:
             _quantize_bias(graph, node, x, weight, bias)
@@ -87,8 +88,3 @@ def _output_axis(node: ir.Node) -> int:
     if node.op_type == "Gemm":
         return 0 if node.attributes.get_int("transB", 0) else 1
     return 1 if node.op_type == "ConvTranspose" else 0
-
-
-def _dequantize_before(value: ir.Value | None) -> ir.Node | None:
-    made = value.producer() if value is not None else None
-    return made if made is not None and made.op_type == "DequantizeLinear" else None

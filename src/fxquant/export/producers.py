@@ -1,0 +1,15 @@
+"""What made a value of an ONNX graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+
+def dequantize_before(value: ir.Value | None, moves: Collection[str] = ()) -> ir.Node | None:
+    """The dequantize that made a tensor, but for ops of these kinds since."""
+    made = value.producer() if value is not None else None
+    while made is not None and made.op_type in moves:
+        made = made.inputs[0].producer() if made.inputs[0] is not None else None
+    return made if made is not None and made.op_type == "DequantizeLinear" else None
