@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -105,6 +108,71 @@ def test_residual_adds_run_inside_of_convolutions() -> None:
     adding = [kind for kind, names, _ in _kernels(engine, x) if "node_add" in names]
     assert adding == ["Convolution"] * 2
     assert sqnr_db(reference(x).detach(), engine(x)) > 50
+
+
+class Tiny(nn.Module):
+    """Adds tensors so small that OpenVINO takes their zero points for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+        for conv in (self.a, self.b):
+            nn.init.uniform_(conv.bias, 0, 1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x * 1e-6)
+        return self.b(y) + y
+
+
+class Dense(nn.Module):
+    """A normalization behind a concatenation, as in DenseNets: on two pairs in a row OpenVINO crashes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.conv, self.out = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(16, 4, 1)
+        self.norm = nn.BatchNorm2d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.stem(x).relu(), 2)
+        return self.out(self.norm(torch.cat((x, self.conv(x)), 1)).relu())
+
+
+class Scaled(nn.Module):
+    """A parameter times a tensor, and both are int8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.gamma = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Parameter(torch.rand(4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.gamma * self.a(x))
+
+
+def pooled(**settings: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.AvgPool2d(3, 2, 1, **settings), nn.Conv2d(4, 4, 1))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Tiny,
+        Dense,
+        Scaled,
+        pooled,
+        partial(pooled, ceil_mode=True),
+        partial(pooled, ceil_mode=True, count_include_pad=False),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ConstantPad2d(1, 0.0), nn.AvgPool2d(3, 2), nn.Conv2d(4, 4, 1)),
+    ],
+    ids=["tiny", "dense", "scaled", "padded", "ceil", "not counted", "padded before"],
+)
+def test_graphs_that_openvino_gets_wrong(build: Callable[[], nn.Module]) -> None:
+    model, x = build().eval(), torch.randn(2, 3, 16, 16)
+    reference = fq.quantize(model, [x], engine="reference", target="openvino")
+    assert sqnr_db(reference(x).detach(), OpenVinoModule(reference, x)(x)) > 40
 
 
 def test_queries_meet_keys_in_int8() -> None:

@@ -9,21 +9,24 @@ from torch import Tensor, nn
 import fxquant as fq
 from fxquant.engines.onnxruntime import OnnxRuntimeModule
 from fxquant.export.onnx import to_onnx
+from fxquant.numerics.affine import sqnr_db
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)
 
 
 class Moves(nn.Module):
-    """Four tensors on grids of their own; between the first and the second the tensor is moved twice."""
+    """Four tensors on grids of their own; one is joined from two parts and moved twice."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(6 * 4, 5)
+        torch.manual_seed(0)
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(6 * 8, 5)
         self.out = nn.Linear(5, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.fc(self.conv(x).permute(0, 2, 3, 1).flatten(2))
+        y = self.conv(x)
+        y = self.fc(torch.cat((y, y), 1).permute(0, 2, 3, 1).flatten(2))
         return self.out(y.relu())
 
 
@@ -35,7 +38,7 @@ def test_values_stay_and_pairs_go() -> None:
     x = torch.randn(2, 3, 8, 8)
     reference = fq.quantize(Moves().eval(), [x], engine="reference")
     graph, _ = to_onnx(reference, x, dynamic_batch=False, caller="test", gemm=False)
-    assert _pairs(graph) == 5
+    assert _pairs(graph) == 6
     drop_repeats(graph.graph)
     common.RemoveUnusedNodesPass()(graph)
     assert _pairs(graph) == 3
@@ -46,7 +49,8 @@ def test_values_stay_and_pairs_go() -> None:
         def _adapt(self, graph: object) -> None:
             drop_repeats(graph.graph)  # type: ignore[attr-defined]
 
-    torch.testing.assert_close(Without(reference, x)(x), OnnxRuntimeModule(reference, x)(x))
+    # what is not quantized again is multiplied in float, so single values may be rounded to the next step
+    assert sqnr_db(OnnxRuntimeModule(reference, x)(x), Without(reference, x)(x)) > 40
 
 
 def _pairs(graph: object) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fxquant.engines.runtime_module import Array, RuntimeModule
 
 _MOST_SHAPES = 4
+_NOTHING = 1e-5  # constants below it are dropped where OpenVINO adds an int8 tensor to a float one
 _WITHOUT_SNIPPETS = {"SNIPPETS_MODE": "DISABLE"}  # OpenVINO does not document it, so a version may refuse it
 
 
@@ -28,10 +29,15 @@ class OpenVinoModule(RuntimeModule):
         from onnx_ir.passes import common
 
         from fxquant.export.drop_repeats import drop_repeats
+        from fxquant.export.fold_constants import fold_constants
         from fxquant.export.fold_zero_points import fold_zero_points
+        from fxquant.export.pad_pools import pad_pools
 
         drop_repeats(graph.graph)
+        fold_constants(graph.graph)
         _drop_zero_points(graph.graph)
+        _add_tiny_in_float(graph.graph)
+        pad_pools(graph.graph)
         fold_zero_points(graph.graph)
         common.RemoveUnusedNodesPass()(graph)
         self.snippets = not _has_residual_convolutions(graph.graph) or _has_attention(graph.graph)
@@ -54,6 +60,22 @@ def _drop_zero_points(graph: Any) -> None:
             zero = value_of(node.inputs[2])
             if zero is not None and not zero.any():
                 node.resize_inputs(2)
+
+
+def _add_tiny_in_float(graph: Any) -> None:
+    """Let adds read tensors as they were before they were quantized, where OpenVINO would lose the zero point."""
+    from fxquant.export.initializers import value_of
+    from fxquant.export.producers import dequantize_before
+
+    for node in graph:
+        for place, value in enumerate(node.inputs if node.op_type == "Add" else ()):
+            pair = dequantize_before(value)
+            quantize = pair.inputs[0].producer() if pair is not None and len(pair.inputs) == 3 else None
+            if quantize is None or quantize.op_type != "QuantizeLinear":
+                continue
+            scale, zero = (value_of(constant) for constant in quantize.inputs[1:])
+            if scale is not None and zero is not None and (abs(scale * zero) < _NOTHING).all():
+                node.replace_input_with(place, quantize.inputs[0])
 
 
 def _has_residual_convolutions(graph: Any) -> bool:
