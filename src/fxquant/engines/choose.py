@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-import torch
 from torch import nn
 
-from fxquant.core.graph import Region, regions
-from fxquant.core.nodes import TensorInfo
+from fxquant.core.graph import Region
 from fxquant.core.verify import run_passes
+from fxquant.engines.agreement import check_agreement
+from fxquant.engines.example import example_of
 from fxquant.engines.lower import lower
 from fxquant.engines.support import supports
 from fxquant.engines.timing import Timing, time_interleaved
@@ -57,13 +58,14 @@ def apply_engine(model: nn.Module, engine: str) -> nn.Module:
 def _runtime(model: nn.Module, engine: str) -> nn.Module:
     if not isinstance(model, Region):
         raise ConfigError(f"engine {engine!r} runs a model that is one graph; this one has several regions.")
-    if engine == "onnxruntime":
-        from fxquant.engines.onnxruntime import OnnxRuntimeModule
-
-        return OnnxRuntimeModule(model, (), example_kwargs=example_of(model))
+    from fxquant.engines.onnxruntime import OnnxRuntimeModule
     from fxquant.engines.openvino import OpenVinoModule
 
-    return OpenVinoModule(model, (), example_kwargs=example_of(model))
+    example = example_of(model)
+    kind = OnnxRuntimeModule if engine == "onnxruntime" else OpenVinoModule
+    runtime = kind(model, (), example_kwargs=example)
+    check_agreement(runtime, model, example, engine)
+    return runtime
 
 
 def fastest(
@@ -78,29 +80,16 @@ def fastest(
 
 
 def on_engines(model: nn.Module, engines: tuple[str, ...]) -> dict[str, nn.Module]:
-    """A copy of a converted model on each engine that takes it."""
+    """A copy of a converted model on each engine that takes it; a warning tells of one that fails."""
     found: dict[str, nn.Module] = {}
     for engine in engines:
         try:
             found[engine] = apply_engine(copy.deepcopy(model), engine)
-        except FxQuantError:
+        except ConfigError:  # it is not for models of this kind
             if engine == "onednn":
                 raise
+        except FxQuantError as error:
+            if engine == "onednn":
+                raise
+            warnings.warn(f"{engine} is left out. {error}", stacklevel=3)
     return found
-
-
-def example_of(model: nn.Module) -> dict[str, Any]:
-    """Zeros in the shapes and dtypes of the example inputs, by the names of forward's parameters."""
-    region = next((region for path, region in regions(model) if not path), None)
-    if region is None:
-        raise ConfigError("the model is not one graph, so its example inputs are not known. Give them.")
-    nodes = (node for node in region.graph.nodes if node.op == "placeholder")
-    return {str(node.target): made for node in nodes if (made := _zeros(node.meta.get("tensor"))) is not None}
-
-
-def _zeros(info: Any) -> Any:
-    if isinstance(info, TensorInfo):
-        return torch.zeros(info.shape, dtype=info.dtype)
-    if isinstance(info, tuple):
-        return tuple(_zeros(item) for item in info)
-    return None

@@ -18,7 +18,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fxquant.core.graph import regions
-from fxquant.engines.choose import available, example_of, on_engines
+from fxquant.engines.choose import available, on_engines
+from fxquant.engines.example import example_of
 from fxquant.engines.lower import unlower
 from fxquant.engines.timing import Timing, time_interleaved
 from fxquant.errors import ArchiveError, StageError

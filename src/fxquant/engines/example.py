@@ -1,0 +1,46 @@
+"""Inputs for a converted model that nobody gave an example for."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+
+from fxquant.core.compat import decomposed
+from fxquant.core.graph import regions
+from fxquant.core.nodes import TensorInfo
+from fxquant.errors import ConfigError
+
+
+def example_of(model: nn.Module) -> dict[str, Any]:
+    """Tensors in the shapes and dtypes of the example inputs, by the names of forward's parameters.
+
+    Floats are drawn from the range that the input was quantized for, if it was; the others are zeros, which are valid
+    indices of anything.
+    """
+    region = next((region for path, region in regions(model) if not path), None)
+    if region is None:
+        raise ConfigError("the model is not one graph, so its example inputs are not known. Give them.")
+    nodes = (node for node in region.graph.nodes if node.op == "placeholder")
+    random = torch.Generator().manual_seed(0)
+    made = {str(node.target): _drawn(node.meta.get("tensor"), _range_of(node), random) for node in nodes}
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def _drawn(info: Any, limits: tuple[float, float], random: torch.Generator) -> Any:
+    if isinstance(info, tuple):
+        return tuple(_drawn(item, limits, random) for item in info)
+    if not isinstance(info, TensorInfo):
+        return None
+    x = torch.zeros(info.shape, dtype=info.dtype)
+    return x.uniform_(*limits, generator=random) if x.is_floating_point() else x
+
+
+def _range_of(placeholder: fx.Node) -> tuple[float, float]:
+    """What an input's grid spans, or else from -1 to 1."""
+    for user in placeholder.users:
+        if user.target is decomposed.quantize_per_tensor.default:
+            scale, zero, low, high = cast("tuple[float, int, int, int]", user.args[1:5])
+            return (low - zero) * scale, (high - zero) * scale
+    return -1.0, 1.0

@@ -1,0 +1,74 @@
+"""A runtime that computes something else than the graph is not used, and `auto` passes it over with a warning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+from fxquant.engines.agreement import check_agreement
+from fxquant.engines.example import example_of
+from fxquant.engines.onnxruntime import OnnxRuntimeModule
+
+for package in ("onnx", "onnxscript", "onnxruntime"):
+    pytest.importorskip(package)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head, self.table = nn.Conv2d(3, 8, 3), nn.Linear(8, 4), nn.Embedding(2, 8)
+
+    def forward(self, x: Tensor, kind: Tensor) -> dict[str, Tensor]:
+        y = self.conv(x).relu().mean((2, 3)) + self.table(kind)
+        return {"scores": self.head(y), "best": self.head(y).argmax(1)}
+
+
+def quantized(engine: str, **options: Any) -> nn.Module:
+    example = {"x": 5 + 3 * torch.rand(2, 3, 8, 8), "kind": torch.tensor([0, 1])}
+    return fq.quantize(Net().eval(), [example], example_kwargs=example, engine=engine, **options)
+
+
+def test_examples_span_what_was_calibrated() -> None:
+    example = example_of(quantized("reference"))
+    assert example["x"].shape == (2, 3, 8, 8)
+    assert -0.1 < example["x"].min() < 0.3  # a grid holds zero
+    assert 7.5 < example["x"].max() < 8.1
+    assert torch.equal(example["kind"], torch.zeros(2, dtype=torch.long))
+
+
+def test_a_wrong_runtime_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = OnnxRuntimeModule._run
+    monkeypatch.setattr(OnnxRuntimeModule, "_run", lambda *args: [tensor * -2 for tensor in run(*args)])
+    with pytest.raises(fq.FxQuantError, match=r"engine='onnxruntime' computes something else .* agree to -?\d"):
+        quantized("onnxruntime")
+    with pytest.warns(UserWarning, match="onnxruntime is left out.*something else"):
+        found = quantized("auto", target="onnxruntime")
+    assert not isinstance(found, OnnxRuntimeModule)
+
+
+class Chaos(nn.Module):
+    """A float's last bits decide on the result."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * torch.sin(x * self.factor * 1e6)
+
+
+def test_what_amplifies_rounding_is_given_slack() -> None:
+    x = torch.rand(1000)
+    check_agreement(Chaos(1.001), Chaos(), {"x": x}, "some")
+    with pytest.raises(fq.FxQuantError):
+        check_agreement(Chaos(10.0), Chaos(), {"x": x}, "some")
+
+
+@pytest.mark.parametrize("factor", [float("nan"), 0.0])
+def test_results_that_say_nothing_are_taken(factor: float) -> None:
+    check_agreement(Chaos(), Chaos(factor), {"x": torch.rand(10)}, "some")
