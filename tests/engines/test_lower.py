@@ -146,6 +146,39 @@ def test_other_batch_sizes(batch: int) -> None:
     torch.testing.assert_close(lowered(x), reference(x), rtol=1e-4, atol=1e-3)
 
 
+class Unbatched(nn.Module):
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        conv = getattr(nn, f"Conv{dims}d")
+        self.a, self.b = conv(3, 4, 3, padding=1), conv(4, 4, 3, padding=1)
+        self.up = nn.Identity() if dims == 3 else getattr(nn, f"ConvTranspose{dims}d")(4, 4, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x).relu()
+        out: Tensor = self.up((self.b(x) + x).relu())
+        return out
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_sample_without_a_batch(dims: int, mode: Any) -> None:
+    model, x = Unbatched(dims).eval(), torch.randn(3, *[8] * dims)
+    lowered = fq.quantize(model, [x], example_inputs=(x,), mode=mode)
+    for _ in range(3):
+        assert sqnr_db(model(x).detach(), lowered(x)) > 30
+    assert sqnr_db(lowered(x), lowered(x.unsqueeze(0))[0]) > 60
+
+
+@pytest.mark.parametrize("build", [lambda: nn.Conv2d(3, 4, 3), lambda: nn.Linear(3, 4)], ids=["conv", "linear"])
+def test_sizes_that_do_not_fit_are_named(build: Any) -> None:
+    model = nn.Sequential(build(), nn.ReLU()).eval()
+    x = torch.randn(2, 3, 8, 3)
+    lowered = fq.quantize(model, [x])
+    with pytest.raises(RuntimeError, match=r"weight of \(4, 3.*\) cannot take an input of \(2, 5, 8, 5\)"):
+        lowered(torch.randn(2, 5, 8, 5))
+
+
 def test_narrow_grids_saturate_at_their_own_ends() -> None:
     qconfig = fq.QConfig(activation=fq.Spec(bits=7, signed=False, symmetric=False), weight=fq.default_qconfig.weight)
     mapping = fq.QConfigMapping().set_global(qconfig)

@@ -65,6 +65,7 @@ class Kernel(nn.Module):
     """Holds what every call needs. `holder` is not a child, so that the weight stays in one place of the state_dict."""
 
     holder: QuantizedWeight
+    rank = 0  # dimensions of a batch, if it must be one
 
     def __init__(
         self, holder: QuantizedWeight, x_grid: Grid | None, output: Output, tail: Tail, accumulate: Accumulate | None
@@ -80,7 +81,15 @@ class Kernel(nn.Module):
 
     def __call__(self, *args: Any) -> Tensor:
         """Without looking for hooks: a model makes dozens of these calls, of some ten microseconds each."""
-        return self.forward(*args)  # type: ignore[no-any-return]
+        if args[0].dim() < self.rank:  # one sample, without a batch
+            batched = (arg.unsqueeze(0) if isinstance(arg, Tensor) and arg.dim() < self.rank else arg for arg in args)
+            return self(*batched).squeeze(0)
+        try:
+            return self.forward(*args)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            shapes = " and ".join(str(tuple(arg.shape)) for arg in args if isinstance(arg, Tensor))
+            weight = f"{self.holder.kind} with a weight of {tuple(self.holder.weight.shape)}"
+            raise RuntimeError(f"{weight} cannot take an input of {shapes}. {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "packed": None}
@@ -162,6 +171,7 @@ class ConvKernel(Kernel):
         super().__init__(holder, x_grid, output, tail, accumulate)
         stride, padding, dilation, groups = geometry
         self.geometry = (list(stride), list(padding), list(dilation), groups)
+        self.rank = len(stride) + 2
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         holder = self.holder

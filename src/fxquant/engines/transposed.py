@@ -35,6 +35,7 @@ class TransposedKernel(Kernel):
     ) -> None:
         super().__init__(holder, x_grid, output, tail, None)
         self.geometry = geometry
+        self.rank = len(geometry[0]) + 2
 
     def _phases(self) -> tuple[Tensor, Tensor, Tensor | None, tuple[list[int], list[int], list[int], int]]:
         """Weight, scale, bias and geometry of the convolution."""
