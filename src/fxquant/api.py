@@ -84,7 +84,7 @@ def quantize(
     if isinstance(example_inputs, Mapping):
         example_inputs, example_kwargs = (), example_inputs
     example = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs or ())
-    return fastest(converted, example, example_kwargs or {})[0]
+    return fastest(converted, lambda made: made(*example, **(example_kwargs or {})))
 
 
 def _targets(target: Target | str | None, engine: str, mode: str) -> list[tuple[Target | str | None, tuple[str, ...]]]:

@@ -166,6 +166,10 @@ class Region(fx.GraphModule):
             log.warning("module %r runs in float when called like this: %s", self._region.path, error)
         return result
 
+    def extra_repr(self) -> str:
+        engine = getattr(self._region.runner, "engine", None)
+        return "" if engine is None else f"engine={engine!r}"
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The tensors of a flat child go by the region's own name: `conv.weight`, not `conv.op.weight`."""
         found = super().state_dict(*args, **kwargs)

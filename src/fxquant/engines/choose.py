@@ -6,18 +6,17 @@ import copy
 import functools
 import importlib.util
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from torch import nn
 
-from fxquant.core.graph import Region
 from fxquant.core.verify import run_passes
-from fxquant.engines.agreement import check_agreement
 from fxquant.engines.example import example_of
 from fxquant.engines.lower import lower
+from fxquant.engines.runtime_regions import outermost, run_regions
 from fxquant.engines.support import supports
-from fxquant.engines.timing import Timing, time_interleaved
+from fxquant.engines.timing import time_interleaved
 from fxquant.errors import ConfigError, FxQuantError
 
 Engine = Literal["onednn", "reference", "onnxruntime", "openvino", "auto"]
@@ -50,33 +49,28 @@ def apply_engine(model: nn.Module, engine: str) -> nn.Module:
     if engine in _RUNTIMES:
         return _runtime(model, engine)
     if engine == "auto":
-        candidates = on_engines(model, available()) or {"reference": model}
-        return fastest(candidates, (), example_of(model) if len(candidates) > 1 else {})[0]
+        examples = [(path, example_of(region)) for path, region in outermost(model)]
+        return fastest(
+            on_engines(model, available()) or {"reference": model},
+            lambda made: [made.get_submodule(path)(**example) for path, example in examples],
+        )
     return model
 
 
 def _runtime(model: nn.Module, engine: str) -> nn.Module:
-    if not isinstance(model, Region):
-        raise ConfigError(f"engine {engine!r} runs a model that is one graph; this one has several regions.")
     from fxquant.engines.onnxruntime import OnnxRuntimeModule
     from fxquant.engines.openvino import OpenVinoModule
 
-    example = example_of(model)
     kind = OnnxRuntimeModule if engine == "onnxruntime" else OpenVinoModule
-    runtime = kind(model, (), example_kwargs=example)
-    check_agreement(runtime, model, example, engine)
-    return runtime
+    return run_regions(model, kind)
 
 
-def fastest(
-    candidates: Mapping[str, nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[nn.Module, dict[str, Timing]]:
-    """The one of several models, by their engines, that is fastest on these inputs, and what each took."""
+def fastest(candidates: Mapping[str, nn.Module], call: Callable[[nn.Module], Any]) -> nn.Module:
+    """The one of several models, by their engines, that is called fastest."""
     if len(candidates) == 1:
-        return next(iter(candidates.values())), {}
-    calls = {name: functools.partial(candidate, *args, **kwargs) for name, candidate in candidates.items()}
-    times = time_interleaved(calls)
-    return candidates[min(times, key=lambda name: times[name].median)], times
+        return next(iter(candidates.values()))
+    times = time_interleaved({name: functools.partial(call, candidate) for name, candidate in candidates.items()})
+    return candidates[min(times, key=lambda name: times[name].median)]
 
 
 def on_engines(model: nn.Module, engines: tuple[str, ...]) -> dict[str, nn.Module]:
@@ -85,9 +79,6 @@ def on_engines(model: nn.Module, engines: tuple[str, ...]) -> dict[str, nn.Modul
     for engine in engines:
         try:
             found[engine] = apply_engine(copy.deepcopy(model), engine)
-        except ConfigError:  # it is not for models of this kind
-            if engine == "onednn":
-                raise
         except FxQuantError as error:
             if engine == "onednn":
                 raise

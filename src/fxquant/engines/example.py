@@ -7,25 +7,35 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
+from fxquant.capture.guards import check_fixed, pack, unpack
 from fxquant.core.compat import decomposed
-from fxquant.core.graph import regions
+from fxquant.core.graph import Region
 from fxquant.core.nodes import TensorInfo
 from fxquant.errors import ConfigError
 
 
 def example_of(model: nn.Module) -> dict[str, Any]:
-    """Tensors in the shapes and dtypes of the example inputs, by the names of forward's parameters.
+    """Arguments like the example inputs that a model was captured with, by the names of forward's parameters.
 
-    Floats are drawn from the range that the input was quantized for, if it was; the others are zeros, which are valid
-    indices of anything.
+    Floats are drawn from the range that the input was quantized for, if it was; other tensors are zeros, which are
+    valid indices of anything.
     """
-    region = next((region for path, region in regions(model) if not path), None)
-    if region is None:
+    if not isinstance(model, Region):
         raise ConfigError("the model is not one graph, so its example inputs are not known. Give them.")
-    nodes = (node for node in region.graph.nodes if node.op == "placeholder")
+    nodes = (node for node in model.graph.nodes if node.op == "placeholder")
     random = torch.Generator().manual_seed(0)
-    made = {str(node.target): _drawn(node.meta.get("tensor"), _range_of(node), random) for node in nodes}
+    made = {str(node.target): _argument(node, random) for node in nodes}
     return {name: value for name, value in made.items() if value is not None}
+
+
+def _argument(placeholder: fx.Node, random: torch.Generator) -> Any:
+    drawn = _drawn(placeholder.meta.get("tensor"), _range_of(placeholder), random)
+    for user in placeholder.users:
+        if user.target is check_fixed:
+            return user.args[2]
+        if user.target is unpack and isinstance(drawn, tuple):
+            return pack(list(drawn), str(user.args[2]))
+    return drawn
 
 
 def _drawn(info: Any, limits: tuple[float, float], random: torch.Generator) -> Any:

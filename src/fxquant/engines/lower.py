@@ -33,7 +33,7 @@ from fxquant.engines.weight_only import WeightOnlyLinear
 from fxquant.passes.convert_weights import replace_node
 
 _TRANSPOSED = ("conv_transpose1d", "conv_transpose2d")
-_WEIGHTED = ("conv1d", "conv2d", "conv3d", *_TRANSPOSED, "linear")
+WEIGHTED = ("conv1d", "conv2d", "conv3d", *_TRANSPOSED, "linear")
 
 
 def lower(region: Region, ops: OpTable = OPS) -> Region:
@@ -48,7 +48,7 @@ def lower(region: Region, ops: OpTable = OPS) -> Region:
     to_unsigned(region)
     for node in list(region.graph.nodes):
         op = ops.of_node(node, region)
-        if op is not None and op.kind in _WEIGHTED and node.op == "call_function":
+        if op is not None and op.kind in WEIGHTED and node.op == "call_function":
             _lower_weighted(region, node, op.kind, ops)
     for node in list(region.graph.nodes):
         if node.op in ("call_function", "call_method", "call_module"):

@@ -24,6 +24,8 @@ class OnnxRuntimeModule(RuntimeModule):
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3  # errors
+        if not self.alone:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # weight-only linears multiply in float, as the reference does; left alone they would quantize activations too
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         session = ort.InferenceSession(

@@ -78,6 +78,8 @@ class _Run:
 class Replay:
     """The runs of one region, by what it was called with. They belong to this process: a copy starts anew."""
 
+    engine = "onednn"
+
     def __init__(self) -> None:
         self.runs: dict[Key, _Run] = {}
         self.refused: dict[Key | None, str] = {}  # what Python has to run, and why; None stands for all calls

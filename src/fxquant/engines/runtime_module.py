@@ -11,6 +11,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ class RuntimeModule(nn.Module):
     engine = ""
     package = ""
     gemm = True  # see to_onnx
+    alone = True  # the model has no other session, whose threads would wait for the same cores
 
     def __init__(self, model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, Any] | None = None) -> None:
         super().__init__()
@@ -46,6 +48,7 @@ class RuntimeModule(nn.Module):
             graph, signature = to_onnx(
                 model, example_inputs, example_kwargs, dynamic_batch=False, caller=caller, gemm=self.gemm
             )
+        self.wanted = [_wanted(value) for value in graph.graph.inputs]
         self._adapt(graph)
         self.onnx_bytes = serialize(graph, caller)
         self.signature = signature
@@ -54,7 +57,18 @@ class RuntimeModule(nn.Module):
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        tensors = self.signature.flatten(args, kwargs)
+        return self.run(self.signature.flatten(args, kwargs))
+
+    def refuses(self, tensors: list[Tensor]) -> str | None:
+        """Why these cannot be run, if so: the graph was made for other sizes or dtypes."""
+        for tensor, (dtype, sizes) in zip(tensors, self.wanted, strict=True):
+            fits = tensor.dtype is dtype and tensor.device.type == "cpu" and tensor.dim() == len(sizes)
+            if not fits or any(wanted not in (None, size) for size, wanted in zip(tensor.shape, sizes, strict=True)):
+                return f"an input is {_shown(tensor)}; the example's was {dtype}, of sizes {sizes} (None is any)"
+        return None
+
+    def run(self, tensors: list[Tensor]) -> Any:
+        """What the model returns for the tensors of a call."""
         if self._session is None or self._threads != torch.get_num_threads():
             self._threads = torch.get_num_threads()
             self._session = self._open(self._threads)
@@ -76,7 +90,7 @@ class RuntimeModule(nn.Module):
         raise NotImplementedError
 
     def _explain(self, tensors: list[Tensor], error: Exception) -> FxQuantError:
-        shapes = ", ".join(f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
+        shapes = ", ".join(_shown(tensor) for tensor in tensors)
         hint = ""
         if any(tensor.device.type != "cpu" for tensor in tensors):
             hint = "\nIt runs on the CPU; an input is elsewhere. Call .cpu() on it."
@@ -89,6 +103,16 @@ class RuntimeModule(nn.Module):
 
     def extra_repr(self) -> str:
         return f"engine={self.engine!r}, {len(self.onnx_bytes) / 2**20:.1f} MiB"
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _wanted(value: Any) -> tuple[torch.dtype, tuple[int | None, ...]]:
+    """The dtype and sizes of an input of an ONNX graph; None is any size."""
+    sizes = tuple(size if isinstance(size, int) else None for size in value.shape)
+    return torch.from_numpy(np.empty(0, value.dtype.numpy())).dtype, sizes
 
 
 def serialize(graph: Any, caller: str) -> bytes:

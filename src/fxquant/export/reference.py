@@ -27,4 +27,4 @@ def _restore(region: Region) -> None:
     if state.reference is not None:
         region.delete_submodule(state.kernel_path)
         region.graph = decode_graph(state.reference)
-        state.reference, state.kernel_path = None, ""
+        state.reference, state.kernel_path, state.runner = None, "", None

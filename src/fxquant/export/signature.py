@@ -26,16 +26,18 @@ class Fixed:
 class Signature:
     """How a model was called in its example, and what it returned.
 
-    `inputs` is (args, kwargs) and `outputs` the result, with the index of a tensor in place of each tensor.
+    `inputs` is (args, kwargs) and `outputs` the result, with the index of a tensor in place of each tensor. `plain`
+    tensors by position, and nothing else, make the same call; None if that cannot be said.
     """
 
     parameters: inspect.Signature
     inputs: Any
     outputs: Any
+    plain: int | None
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """The tensors of a call, in the order of the graph's inputs."""
-        if not kwargs and self.inputs == (tuple(range(len(args))), {}) and all(isinstance(x, Tensor) for x in args):
+        if not kwargs and len(args) == self.plain and all(isinstance(x, Tensor) for x in args):
             return list(args)  # by far the most common; the rest costs some 50 microseconds
         leaves, spec = tree_flatten(bind(self.parameters, args, kwargs))
         known, known_spec = tree_flatten(self.inputs)
@@ -74,11 +76,12 @@ def parameters_of(model: nn.Module) -> inspect.Signature:
 def bind(
     parameters: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call with every argument by position that can be, in the order of the parameters."""
+    """The call with every argument, by position where that can be, in the order of the parameters."""
     try:
         bound = parameters.bind(*args, **kwargs)
     except TypeError as error:
         raise ConfigError(f"the inputs do not fit forward{parameters}: {error}.") from error
+    bound.apply_defaults()
     return bound.args, bound.kwargs
 
 
@@ -88,13 +91,28 @@ def signature_of(parameters: inspect.Signature, example: Any, program: torch.exp
     results = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     out_spec = program.call_spec.out_spec
     assert out_spec is not None
-    inputs = _index([(isinstance(leaf, Tensor), leaf) for leaf in leaves])
+    inputs = tree_unflatten(_index([(isinstance(leaf, Tensor), leaf) for leaf in leaves]), in_spec)
     outputs = _index([(not isinstance(arg, ConstantArgument), getattr(arg, "value", None)) for arg in results])
     return Signature(
         parameters=parameters,
-        inputs=tree_unflatten(inputs, in_spec),
+        inputs=inputs,
         outputs=_plain(tree_unflatten(outputs, out_spec)),
+        plain=_count_plain(parameters, *inputs),
     )
+
+
+def _count_plain(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """How many tensors by position make the example's call, if all other arguments have their defaults."""
+    count = next((at for at, arg in enumerate(args) if arg != at), len(args))
+    try:
+        rest = bind(parameters, tuple(range(count)), {})
+    except ConfigError:
+        return None
+    return count if tree_map(_value, (args, kwargs)) == rest else None
+
+
+def _value(leaf: int | Fixed) -> Any:
+    return leaf.value if isinstance(leaf, Fixed) else leaf
 
 
 def _plain(value: Any) -> Any:

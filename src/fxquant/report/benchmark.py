@@ -82,8 +82,8 @@ def benchmark(
 ) -> Benchmark:
     """Time a converted model on every engine installed here, interleaved, and print and return the table.
 
-    Give `float_model` to have it in the same run, with speed-ups against it. Without example inputs, zeros of the
-    shapes that the model was prepared with are used.
+    Give `float_model` to have it in the same run, with speed-ups against it. Without example inputs, random
+    ones of the shapes that the model was prepared with are used.
     """
     found = list(regions(model))
     if not found or any(region._region.stage != "converted" for _, region in found):
@@ -123,9 +123,6 @@ def _inputs(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> 
 
 def _size(model: nn.Module) -> float:
     """MiB on disk."""
-    data = getattr(model, "onnx_bytes", None)
-    if isinstance(data, bytes):
-        return len(data) / 2**20
     if any(True for _ in regions(model)):
         with contextlib.suppress(ArchiveError), tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.safetensors"
