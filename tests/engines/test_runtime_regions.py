@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ from fxquant.numerics.affine import sqnr_db
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)
+
+
+ENGINES: tuple[Any, ...] = ("onednn", "reference", "onnxruntime")
 
 
 class Block(nn.Module):
@@ -148,6 +152,30 @@ def test_one_graph_runs_in_the_runtime_and_at_other_sizes_on_onednn(
         found(torch.randn(2, 4, 8, 8))
     fq.save(found, tmp_path / "net")
     assert sqnr_db(found(x), fq.load(tmp_path / "net")(x)) > 30
+
+
+def test_a_runtime_that_fails_is_not_asked_again(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = nn.Sequential(nn.Linear(8, 4), nn.ReLU()).eval(), torch.randn(2, 8)
+    found = fq.quantize(net, [x], engine="onnxruntime")
+    expected, counted = found(x), OnnxRuntimeModule._run
+    calls.clear()
+
+    def fail(*args: Any) -> Any:
+        counted(*args)
+        raise ValueError("out of memory")
+
+    monkeypatch.setattr(OnnxRuntimeModule, "_run", fail)
+    for _ in range(3):
+        assert sqnr_db(expected, found(x)) > 40
+    assert calls == [1]
+
+
+def test_explains_the_engine_that_runs() -> None:
+    """oneDNN lacks dilated transposed convolutions; that is of no concern to another runtime."""
+    net, x = nn.Sequential(nn.ConvTranspose2d(3, 4, 3, dilation=2), nn.ReLU()).eval(), torch.randn(1, 3, 8, 8)
+    by_engine = {engine: fq.explain(fq.quantize(net, [x], engine=engine, target="x86")) for engine in ENGINES}
+    found = {engine: [row.status for row in rows if row.kind != "relu"] for engine, rows in by_engine.items()}
+    assert found == {"onednn": ["float"], "reference": ["int8"], "onnxruntime": ["int8"]}
 
 
 def test_auto_takes_models_of_several_regions(model: nn.Module, x: Tensor) -> None:

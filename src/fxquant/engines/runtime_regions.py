@@ -36,16 +36,18 @@ class RegionRunner:
         self.runtime = runtime
         self.engine = runtime.engine
         self.lowered = lowered
-        self.warned = False
+        self.warned = self.failed = False
 
     def __call__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if compat.plain_mode() and not region._forward_hooks and not region._forward_pre_hooks:
+        if not self.failed and compat.plain_mode() and not region._forward_hooks and not region._forward_pre_hooks:
             try:
                 tensors = self.runtime.signature.flatten(args, kwargs)
                 if (reason := self.runtime.refuses(tensors)) is None:
                     return self.runtime.run(tensors)
             except ConfigError as error:  # other arguments than the example had
                 reason = str(error)
+            except FxQuantError as error:  # by the runtime itself, which is then not asked again
+                self.failed, reason = True, str(error)
             if not self.warned:
                 self.warned = True
                 name = region._region.path or type(region).__name__
@@ -57,7 +59,7 @@ def outermost(model: nn.Module) -> Iterator[tuple[str, Region]]:
     """The regions that are in no other one, with their paths."""
     last = None
     for path, region in regions(model):
-        if last is None or not path.startswith(f"{last}."):
+        if last is None or (last and not path.startswith(f"{last}.")):
             last = path
             yield path, region
 

@@ -19,6 +19,7 @@ from fxquant.core.paths import join_path
 from fxquant.core.plan import decision_of, note_of
 from fxquant.core.tree import Left, all_left, tree_of, weighted_parts
 from fxquant.errors import StageError
+from fxquant.export.reference import reference_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +125,7 @@ class Explanation:
 
 def explain(model: nn.Module) -> Explanation:
     """What was decided for each node of a prepared or converted model, and for each module outside of its graphs."""
-    found = list(regions(model))
+    found = [(path, _as_run(region)) for path, region in regions(model)]
     tree, known = tree_of(model), all_left(model)
     if not any(region._region.stage in ("prepared", "converted") for _, region in found) and not known:
         raise StageError("explain needs a model from prepare_fx, convert_fx or quantize.")
@@ -139,6 +140,15 @@ def explain(model: nn.Module) -> Explanation:
         boundaries=sum(_boundaries(region) for path, region in found if path),
         method=tree.method,
     )
+
+
+def _as_run(region: Region) -> Region:
+    """The region with the graph that it runs by: what oneDNN has no kernel for, another runtime may run in int8."""
+    if getattr(region._region.runner, "engine", "onednn") == "onednn":
+        return region
+    reference = reference_of(region, "explain")
+    assert isinstance(reference, Region)
+    return reference
 
 
 def _rows(path: str, region: Region) -> Iterator[Row]:
