@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 import fxquant as fq
 from _zoo import build, entries
 from fxquant.numerics.affine import sqnr_db
+from fxquant.targets import of_engine
 
 
 def floats(value: Any) -> list[Tensor]:
@@ -43,7 +44,7 @@ def worst_sqnr(expected: Any, actual: Any) -> float:
     return min(found) if found else math.nan
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str, engine: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model, args, kwargs = build(name)
     row: dict[str, Any] = {"name": name}
@@ -51,12 +52,13 @@ def measure(name: str) -> dict[str, Any]:
         expected = model(*args, **kwargs)
     times = [time.perf_counter()]
     try:
-        prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), args, example_kwargs=kwargs)
+        mapping = fq.get_default_qconfig_mapping(of_engine(engine) or "x86")
+        prepared = fq.prepare_fx(model, mapping, args, example_kwargs=kwargs, target=of_engine(engine))
         times.append(time.perf_counter())
         with torch.no_grad():  # what calibrates, and shows that nothing changed yet
             row["prepared"] = worst_sqnr(expected, prepared(*args, **kwargs))
         times.append(time.perf_counter())
-        quantized = fq.convert_fx(prepared)
+        quantized = fq.convert_fx(prepared, engine=engine)
         times.append(time.perf_counter())
         with torch.no_grad():
             row["sqnr"] = worst_sqnr(expected, quantized(*args, **kwargs))
@@ -97,20 +99,21 @@ def try_torch_ao(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="run the models whose name contains this")
+    parser.add_argument("--engine", default="onednn", help="onednn, onnxruntime, openvino, auto or reference")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--timeout", type=int, default=300, help="seconds for one model")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     if args.one:
-        print(json.dumps(measure(args.one)))
+        print(json.dumps(measure(args.one, args.engine)))
         return
-    rows = [in_process(name, args.timeout) for name in entries() if args.only in name]
+    rows = [in_process(name, args.engine, args.timeout) for name in entries() if args.only in name]
     show(rows)
 
 
-def in_process(name: str, timeout: int) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", __file__, "--one", name]
+def in_process(name: str, engine: str, timeout: int) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", __file__, "--one", name, "--engine", engine]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=True)
         row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
