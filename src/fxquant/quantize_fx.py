@@ -251,6 +251,7 @@ def convert_fx(
 
     "onednn" runs it on torch's int8 kernels, "onnxruntime" and "openvino" in those runtimes, "auto" on the one of them
     that is fastest here, by measuring. "reference" is the plain quantize/dequantize graph, which the others agree with.
+    A runtime takes the sizes of the example inputs, at any batch where it can; other calls run on onednn.
     """
     refuse_backend_config(backend_config)
     if qconfig_mapping is not None:
