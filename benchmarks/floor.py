@@ -1,6 +1,6 @@
 """How far torch's kernels are from the best peer on transformers: the kernels alone against the peer's whole model.
 
-    python benchmarks/floor.py --models bert_base --layers 2
+    python benchmarks/floor.py --models bert_base --layers 2 --batch 16 --threads 2
 
 Every int8 linear and every attention of the lowered model is called in a loop on the tensors it gets in the model, with
 warm caches and nothing in between. Their sum is a floor for the oneDNN engine: layer norms, quantizing and calls come
@@ -59,16 +59,16 @@ def total(calls: list[Call], seconds: float) -> float:
     return sum(time_interleaved({"call": call}, seconds=seconds)["call"].low for call in calls)
 
 
-def row(name: str, layers: int, seconds: float) -> list[float]:
+def row(name: str, layers: int, batch: int, seconds: float) -> list[float]:
     """Linears, their rate in GMAC/s, attention, the floor, the engine, the peer, the floor's share of the peer."""
-    model, data = model_and_data(name, 1, layers)
+    model, data = model_and_data(name, batch, layers)
     quantized = fq.quantize(model, data, example_inputs=(data[0],), engine="onednn")
     assert isinstance(quantized, Region)
     collector = Collector(quantized)
     collector.run(data[0])
     linears = total([call for call, _ in collector.linears], seconds)
     attention = total(collector.attentions, seconds)
-    peer = openvino_runner(nncf_static(model, data), 1)
+    peer = openvino_runner(nncf_static(model, data), torch.get_num_threads())
     calls = {"engine": functools.partial(quantized, data[0]), "peer": functools.partial(peer, data[0])}
     whole = time_interleaved(calls, seconds=20 * seconds)
     rate = sum(count for _, count in collector.linears) / linears / 1e6
@@ -80,18 +80,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=TRANSFORMERS)
     parser.add_argument("--layers", type=int, default=2, help="of bert_base")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.5, help="for a kernel, after at least five rounds")
     args = parser.parse_args()
 
     logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-    table = Table(title="one thread, batch 1; ms", title_justify="left")
+    torch.set_num_threads(args.threads)
+    table = Table(title=f"batch {args.batch}, threads {args.threads}; ms", title_justify="left")
     for column in ("model", "linears", "GMAC/s", "attention", "floor", "engine", "NNCF, OpenVINO", "share"):
         table.add_column(column, justify="left" if column == "model" else "right")
     for name in args.models:
         with warnings.catch_warnings(), torch.inference_mode():
             warnings.simplefilter("ignore")
-            table.add_row(name, *(f"{cell:.2f}" for cell in row(name, args.layers, args.seconds)))
+            table.add_row(name, *(f"{cell:.2f}" for cell in row(name, args.layers, args.batch, args.seconds)))
     Console().print(table)
 
 

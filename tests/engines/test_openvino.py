@@ -162,12 +162,13 @@ def pooled(**settings: bool) -> nn.Module:
         Tiny,
         Dense,
         Scaled,
+        lambda: nn.Sequential(nn.Conv2d(3, 1, 1), nn.ReLU(), nn.Conv2d(1, 4, 1)),
         pooled,
         partial(pooled, ceil_mode=True),
         partial(pooled, ceil_mode=True, count_include_pad=False),
         lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ConstantPad2d(1, 0.0), nn.AvgPool2d(3, 2), nn.Conv2d(4, 4, 1)),
     ],
-    ids=["tiny", "dense", "scaled", "padded", "ceil", "not counted", "padded before"],
+    ids=["tiny", "dense", "scaled", "one channel", "padded", "ceil", "not counted", "padded before"],
 )
 def test_graphs_that_openvino_gets_wrong(build: Callable[[], nn.Module]) -> None:
     model, x = build().eval(), torch.randn(2, 3, 16, 16)

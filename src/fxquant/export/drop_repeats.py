@@ -48,4 +48,4 @@ def _grid(node: ir.Node) -> _Grid | None:
     scale, zero = arrays if len(arrays) == 2 else (None, None)
     if scale is None or zero is None or scale.size != 1:
         return None
-    return float(scale), int(zero), zero.dtype.name
+    return scale.item(), zero.item(), zero.dtype.name

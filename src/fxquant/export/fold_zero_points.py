@@ -42,7 +42,7 @@ def _shift(node: ir.Node) -> Array | None:
     ):
         return None
     steps = q.sum(tuple(other for other in range(q.ndim) if other != axis), dtype=np.int64)
-    shift: Array = steps * float(x_scale) * float(zero) * w_scale.reshape(-1).astype(np.float64)
+    shift: Array = steps * (x_scale.item() * zero.item()) * w_scale.reshape(-1).astype(np.float64)
     return shift
 
 
