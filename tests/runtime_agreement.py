@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 import fxquant as fq
-from fxquant.engines.runtime_module import RuntimeModule
+from fxquant.engines.runtime import Runtime
 from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
 
@@ -20,7 +20,7 @@ def repeat(count: int, x: Tensor) -> Tensor:
     return torch.cat([x] * count)
 
 
-def check_agreement(engine_class: type[RuntimeModule], name: str, target: str | None = None) -> None:
+def check_agreement(engine_class: type[Runtime], name: str, target: str | None = None) -> None:
     entry = ZOO[name]
     args, kwargs = entry.inputs(), entry.kwargs()
     reference = fq.quantize(

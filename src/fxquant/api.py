@@ -55,6 +55,8 @@ def quantize(
         batch, data = _peek(data)
         example_inputs, example_kwargs = _as_example(batch, model)
     check_engine(engine)
+    if engine == "auto" and not available():
+        engine = "reference"
     hardware = _targets(target, engine, mode)
     if len(hardware) > 1 and data is not None and iter(data) is data:
         data = list(itertools.islice(data, num_batches))  # it is gone through once for each target
@@ -80,11 +82,12 @@ def quantize(
             calibrate(prepared, data, num_batches=num_batches)
         if engine != "auto":
             return convert_fx(prepared, convert_custom_config, engine=engine)
-        converted.update(on_engines(convert_fx(prepared, convert_custom_config, engine="reference"), engines))
+        plain = convert_fx(prepared, convert_custom_config, engine="reference")
+        converted.update(on_engines(plain, engines))
     if isinstance(example_inputs, Mapping):
         example_inputs, example_kwargs = (), example_inputs
     example = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs or ())
-    return fastest(converted, lambda made: made(*example, **(example_kwargs or {})))
+    return fastest(converted or {"reference": plain}, lambda made: made(*example, **(example_kwargs or {})))
 
 
 def _targets(target: Target | str | None, engine: str, mode: str) -> list[tuple[Target | str | None, tuple[str, ...]]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fxquant as fq
 from fxquant.engines.agreement import check_agreement
 from fxquant.engines.example import example_of
-from fxquant.engines.onnxruntime import OnnxRuntimeModule
+from fxquant.engines.onnxruntime import OnnxRuntime
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)
@@ -42,8 +42,8 @@ def test_examples_span_what_was_calibrated() -> None:
 
 
 def test_a_wrong_runtime_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = OnnxRuntimeModule._run
-    monkeypatch.setattr(OnnxRuntimeModule, "_run", lambda *args: [tensor * -2 for tensor in run(*args)])
+    run = OnnxRuntime._run
+    monkeypatch.setattr(OnnxRuntime, "_run", lambda *args: [tensor * -2 for tensor in run(*args)])
     with pytest.raises(fq.FxQuantError, match=r"engine='onnxruntime' computes something else .* agree to -?\d"):
         quantized("onnxruntime")
     with pytest.warns(UserWarning, match="onnxruntime is left out.*something else"):
@@ -67,6 +67,26 @@ def test_what_amplifies_rounding_is_given_slack() -> None:
     check_agreement(Chaos(1.001), Chaos(), {"x": x}, "some")
     with pytest.raises(fq.FxQuantError):
         check_agreement(Chaos(10.0), Chaos(), {"x": x}, "some")
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_results_have_to_be_finite_and_of_the_same_shape(wrong: float) -> None:
+    x = torch.rand(10)
+    with pytest.raises(fq.FxQuantError, match="something else"):
+        check_agreement(lambda x: x * wrong, Chaos(), {"x": x}, "some")
+    with pytest.raises(fq.FxQuantError, match="something else"):
+        check_agreement(lambda x: Chaos()(x)[1:], Chaos(), {"x": x}, "some")
+
+
+def test_integers_on_a_grid_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.rand(4, 8)
+    boundary = {"input_quantized_indexes": [0], "output_quantized_indexes": [0]}
+    run = OnnxRuntime._run
+    monkeypatch.setattr(OnnxRuntime, "_run", lambda *args: [tensor.flip(0) ^ 77 for tensor in run(*args)])
+    prepared = fq.prepare_fx(net, fq.get_default_qconfig_mapping("onnxruntime"), (x,), boundary)
+    prepared(x)
+    with pytest.raises(fq.FxQuantError, match="something else"):
+        fq.convert_fx(prepared, engine="onnxruntime")
 
 
 @pytest.mark.parametrize("factor", [float("nan"), 0.0])

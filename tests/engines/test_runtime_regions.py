@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.core.graph import regions
-from fxquant.engines.onnxruntime import OnnxRuntimeModule
+from fxquant.engines.onnxruntime import OnnxRuntime
 from fxquant.engines.runtime_regions import RegionRunner
 from fxquant.numerics.affine import sqnr_db
 
@@ -66,13 +66,13 @@ def x() -> Tensor:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tensors each call of a runtime got."""
     seen: list[int] = []
-    run = OnnxRuntimeModule._run
+    run = OnnxRuntime._run
 
-    def count(self: OnnxRuntimeModule, session: object, arrays: list[object]) -> list[Tensor]:
+    def count(self: OnnxRuntime, session: object, arrays: list[object]) -> list[Tensor]:
         seen.append(len(arrays))
         return run(self, session, arrays)
 
-    monkeypatch.setattr(OnnxRuntimeModule, "_run", count)
+    monkeypatch.setattr(OnnxRuntime, "_run", count)
     return seen
 
 
@@ -114,17 +114,17 @@ def test_calls_unlike_the_example_run_on_onednn(model: nn.Module, x: Tensor, cal
 def test_what_a_runtime_cannot_take_stays_on_onednn(
     model: nn.Module, x: Tensor, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted = OnnxRuntimeModule._run
-    monkeypatch.setattr(OnnxRuntimeModule, "_run", lambda *args: [tensor + 9 for tensor in counted(*args)])
+    counted = OnnxRuntime._run
+    monkeypatch.setattr(OnnxRuntime, "_run", lambda *args: [tensor + 9 for tensor in counted(*args)])
     with pytest.raises(fq.FxQuantError, match="something else"):
         fq.quantize(model, [x], engine="onnxruntime")
 
-    def fail_once(self: OnnxRuntimeModule, graph: object) -> None:
-        monkeypatch.setattr(OnnxRuntimeModule, "_adapt", lambda *_: None)
+    def fail_once(self: OnnxRuntime, graph: object) -> None:
+        monkeypatch.setattr(OnnxRuntime, "_adapt", lambda *_: None)
         raise fq.FxQuantError("no such op")
 
-    monkeypatch.setattr(OnnxRuntimeModule, "_run", counted)
-    monkeypatch.setattr(OnnxRuntimeModule, "_adapt", fail_once)
+    monkeypatch.setattr(OnnxRuntime, "_run", counted)
+    monkeypatch.setattr(OnnxRuntime, "_adapt", fail_once)
     with pytest.warns(UserWarning, match=r"module 'mlps.0' runs on onednn, not onnxruntime. no such op"):
         found = fq.quantize(model, [x], engine="onnxruntime")
     calls.clear()
@@ -145,8 +145,8 @@ def test_one_graph_runs_in_the_runtime_and_at_other_sizes_on_onednn(
         assert sqnr_db(net(given).detach(), found(given)) > 20
     assert len(calls) == 2
     assert [record.message for record in caplog.records if "onednn" in record.message] == [
-        "'Sequential' runs on onednn, not onnxruntime, when called like this: an input is (1, 3, 9, 12) float32; "
-        "the example's was torch.float32, of sizes (None, 3, 8, 8) (None is any)"
+        "'Sequential' runs on onednn, not onnxruntime, for other inputs than the example's. An input is (1, 3, 9, 12) "
+        "float32, on cpu; the example's was (batch, 3, 8, 8) float32."
     ]
     with pytest.raises(RuntimeError, match=r"weight of \(4, 3, 3, 3\) cannot take an input of \(2, 4, 8, 8\)"):
         found(torch.randn(2, 4, 8, 8))
@@ -157,17 +157,140 @@ def test_one_graph_runs_in_the_runtime_and_at_other_sizes_on_onednn(
 def test_a_runtime_that_fails_is_not_asked_again(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = nn.Sequential(nn.Linear(8, 4), nn.ReLU()).eval(), torch.randn(2, 8)
     found = fq.quantize(net, [x], engine="onnxruntime")
-    expected, counted = found(x), OnnxRuntimeModule._run
+    expected, counted = found(x), OnnxRuntime._run
     calls.clear()
 
     def fail(*args: Any) -> Any:
         counted(*args)
         raise ValueError("out of memory")
 
-    monkeypatch.setattr(OnnxRuntimeModule, "_run", fail)
+    monkeypatch.setattr(OnnxRuntime, "_run", fail)
+    with pytest.raises(RuntimeError):
+        found(torch.randn(2, 9))  # a wrong call is not the runtime's fault
+    assert "engine='onnxruntime'" in repr(found)
     for _ in range(3):
         assert sqnr_db(expected, found(x)) > 40
     assert calls == [1]
+    assert "engine='onednn'" in repr(found)
+    monkeypatch.setattr(OnnxRuntime, "_run", counted)
+    copy.deepcopy(found)(x)  # which has a session of its own
+    assert calls == [1, 1]
+
+
+class Norms(nn.Module):
+    def __init__(self, *, counts: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.norm, self.b = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+        self.counts = counts
+        self.register_buffer("count", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.counts:
+            self.count.add_(1)  # type: ignore[operator]
+        out: Tensor = self.b(self.norm(self.a(x))) * self.count
+        return out
+
+
+def test_changes_of_the_model_are_seen(calls: list[int]) -> None:
+    x = torch.randn(4, 8)
+    model = Norms().eval()
+    other = Norms().eval()
+    nn.init.normal_(other.a.weight)
+    twins = [fq.quantize(model, [x], engine="onnxruntime", target="x86") for _ in range(4)]
+    loaded, shifted, hooked, copied = twins
+    lowered = fq.quantize(other, [x], target="x86")
+    loaded.load_state_dict(lowered.state_dict())
+    with torch.no_grad():
+        shifted.norm.bias.add_(100.0)  # type: ignore[union-attr,operator]
+    heard: list[int] = []
+    hooked.norm.register_forward_hook(lambda *_: heard.append(1))  # type: ignore[union-attr]
+    for twin in twins[:3]:
+        calls.clear()
+        twin(x)
+        assert calls == []
+    assert heard == [1]
+    assert (shifted(x) - twins[3](x)).abs().max() > 1
+    calls.clear()
+    fresh, stale = copy.deepcopy(copied), copy.deepcopy(shifted)
+    fresh(x)
+    assert len(calls) == 1
+    stale(x)
+    late = pickle.loads(pickle.dumps(copied))
+    with torch.no_grad():
+        late.norm.bias.add_(100.0)
+    late(x)
+    assert len(calls) == 1
+
+
+def test_a_model_that_changes_its_buffers_stays_on_onednn() -> None:
+    x = torch.randn(4, 8)
+    model = Norms(counts=True).eval()
+    with pytest.raises(fq.ConfigError, match="changes 'count' when it is called"):
+        fq.quantize(model, [x], engine="onnxruntime")
+    with pytest.warns(UserWarning, match="onnxruntime is left out.*changes 'count'"):
+        found = fq.quantize(model, [x], engine="auto")
+    assert "engine='onednn'" in repr(found)
+
+
+class Pairs(nn.Module):
+    """Two batches, and a number in the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, int]:
+        return (self.a(q)[:, None] - self.b(k)[None]).abs().sum(-1), q.shape[0]
+
+
+def test_batches_that_differ_and_numbers_in_the_result(calls: list[int]) -> None:
+    q, k = torch.randn(4, 8), torch.randn(4, 8)
+    model = Pairs().eval()
+    found = fq.quantize(model, [(q, k)], example_inputs=(q, k), engine="onnxruntime")
+    for left, right, count in ((q, k, 1), (q[:2], torch.randn(6, 8), 0), (q[:3], k[:3], 1)):
+        calls.clear()
+        scores, rows = found(left, right)
+        assert (rows, len(calls)) == (len(left), count)
+        assert sqnr_db(model(left, right)[0].detach(), scores) > 20
+
+
+class Arms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.one(x) if float(x.sum()) > -1e9 else self.two(x)
+        return out
+
+
+class Doubles(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.erf(self.fc(x).double())
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+@pytest.mark.filterwarnings("ignore:.*runs on onednn")
+@pytest.mark.parametrize("kind", [Arms, Doubles])
+def test_auto_goes_on_where_a_runtime_fails(kind: type[nn.Module]) -> None:
+    x = torch.randn(4, 8)
+    net = kind().eval()
+    prepared = fq.prepare_fx(net, fq.get_default_qconfig_mapping(), (x,))
+    prepared(x)
+    for found in (fq.convert_fx(prepared, engine="auto"), fq.quantize(net, [x], engine="auto")):
+        assert sqnr_db(net(x).detach(), found(x)) > 20
+
+
+def test_sessions_beside_others_do_not_spin(model: nn.Module, x: Tensor) -> None:
+    found = fq.quantize(model, [x], engine="onnxruntime")
+    session = found.mlps[0]._region.runner.runtime._session[0]  # type: ignore[index,union-attr]
+    assert session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
 def test_explains_the_engine_that_runs() -> None:

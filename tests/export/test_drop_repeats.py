@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.engines.onnxruntime import OnnxRuntimeModule
+from fxquant.engines.onnxruntime import OnnxRuntime
 from fxquant.export.onnx import to_onnx
 from fxquant.numerics.affine import sqnr_db
 
@@ -43,14 +43,14 @@ def test_values_stay_and_pairs_go() -> None:
     common.RemoveUnusedNodesPass()(graph)
     assert _pairs(graph) == 3
 
-    class Without(OnnxRuntimeModule):
+    class Without(OnnxRuntime):
         gemm = False
 
         def _adapt(self, graph: object) -> None:
             drop_repeats(graph.graph)  # type: ignore[attr-defined]
 
     # what is not quantized again is multiplied in float, so single values may be rounded to the next step
-    assert sqnr_db(OnnxRuntimeModule(reference, x)(x), Without(reference, x)(x)) > 40
+    assert sqnr_db(OnnxRuntime(reference, x)(x), Without(reference, x)(x)) > 40
 
 
 def _pairs(graph: object) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.engines.onnxruntime import OnnxRuntimeModule
+from fxquant.engines.onnxruntime import OnnxRuntime
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)
@@ -36,7 +36,7 @@ def test_results_stay_and_zero_points_go(gemm: bool) -> None:
 
     folded: list[int] = []
 
-    class Folded(OnnxRuntimeModule):
+    class Folded(OnnxRuntime):
         def _adapt(self, graph: Any) -> None:
             before = _products_with_zero_points(graph)
             fold_zero_points(graph.graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib.util
@@ -49,19 +50,19 @@ def apply_engine(model: nn.Module, engine: str) -> nn.Module:
     if engine in _RUNTIMES:
         return _runtime(model, engine)
     if engine == "auto":
-        examples = [(path, example_of(region)) for path, region in outermost(model)]
+        examples = _known_examples(model)
         return fastest(
             on_engines(model, available()) or {"reference": model},
-            lambda made: [made.get_submodule(path)(**example) for path, example in examples],
+            lambda made: [made.get_submodule(path)(**example) for path, example in examples.items()],
         )
     return model
 
 
 def _runtime(model: nn.Module, engine: str) -> nn.Module:
-    from fxquant.engines.onnxruntime import OnnxRuntimeModule
-    from fxquant.engines.openvino import OpenVinoModule
+    from fxquant.engines.onnxruntime import OnnxRuntime
+    from fxquant.engines.openvino import OpenVino
 
-    kind = OnnxRuntimeModule if engine == "onnxruntime" else OpenVinoModule
+    kind = OnnxRuntime if engine == "onnxruntime" else OpenVino
     return run_regions(model, kind)
 
 
@@ -71,6 +72,15 @@ def fastest(candidates: Mapping[str, nn.Module], call: Callable[[nn.Module], Any
         return next(iter(candidates.values()))
     times = time_interleaved({name: functools.partial(call, candidate) for name, candidate in candidates.items()})
     return candidates[min(times, key=lambda name: times[name].median)]
+
+
+def _known_examples(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Arguments for those of the regions that the example inputs reached, by their paths."""
+    found = {}
+    for path, region in outermost(model):
+        with contextlib.suppress(ConfigError):
+            found[path] = example_of(region)
+    return found
 
 
 def on_engines(model: nn.Module, engines: tuple[str, ...]) -> dict[str, nn.Module]:

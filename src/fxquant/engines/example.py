@@ -13,28 +13,40 @@ from fxquant.core.graph import Region
 from fxquant.core.nodes import TensorInfo
 from fxquant.errors import ConfigError
 
+_UNKNOWN = object()
+_DRAWN = (torch.bool, torch.uint8, torch.int8)
+
 
 def example_of(model: nn.Module) -> dict[str, Any]:
     """Arguments like the example inputs that a model was captured with, by the names of forward's parameters.
 
-    Floats are drawn from the range that the input was quantized for, if it was; other tensors are zeros, which are
-    valid indices of anything.
+    Floats are drawn from the range that the input was quantized for, if it was. Quantized integers and booleans are
+    drawn, too; other integers are zeros, which are valid indices of anything.
     """
     if not isinstance(model, Region):
         raise ConfigError("the model is not one graph, so its example inputs are not known. Give them.")
-    nodes = (node for node in model.graph.nodes if node.op == "placeholder")
     random = torch.Generator().manual_seed(0)
-    made = {str(node.target): _argument(node, random) for node in nodes}
-    return {name: value for name, value in made.items() if value is not None}
+    made: dict[str, Any] = {}
+    for node in model.graph.nodes:
+        if node.op == "placeholder":
+            value = _argument(node, random, model._region.method)
+            if value is not _UNKNOWN:
+                made[str(node.target)] = value
+            elif not node.args:  # it has no default
+                raise ConfigError(f"argument {str(node.target)!r} is not known: the example inputs did not show it.")
+    return made
 
 
-def _argument(placeholder: fx.Node, random: torch.Generator) -> Any:
-    drawn = _drawn(placeholder.meta.get("tensor"), _range_of(placeholder), random)
+def _argument(placeholder: fx.Node, random: torch.Generator, method: str) -> Any:
+    info = placeholder.meta.get("tensor")
+    if method == "leaf" and isinstance(info, TensorInfo) and not info.shape:
+        return _UNKNOWN  # see capture/leaf.py: it was never called
+    drawn = _drawn(info, _range_of(placeholder), random)
     for user in placeholder.users:
         if user.target is check_fixed:
             return user.args[2]
         if user.target is unpack and isinstance(drawn, tuple):
-            return pack(list(drawn), str(user.args[2]))
+            return _UNKNOWN if _UNKNOWN in drawn else pack(list(drawn), str(user.args[2]))
     return drawn
 
 
@@ -42,9 +54,11 @@ def _drawn(info: Any, limits: tuple[float, float], random: torch.Generator) -> A
     if isinstance(info, tuple):
         return tuple(_drawn(item, limits, random) for item in info)
     if not isinstance(info, TensorInfo):
-        return None
+        return _UNKNOWN
     x = torch.zeros(info.shape, dtype=info.dtype)
-    return x.uniform_(*limits, generator=random) if x.is_floating_point() else x
+    if x.is_floating_point():
+        return x.uniform_(*limits, generator=random)
+    return x.random_(generator=random) if info.dtype in _DRAWN else x
 
 
 def _range_of(placeholder: fx.Node) -> tuple[float, float]:

@@ -81,7 +81,7 @@ class Kernel(nn.Module):
 
     def __call__(self, *args: Any) -> Tensor:
         """Without looking for hooks: a model makes dozens of these calls, of some ten microseconds each."""
-        if args[0].dim() < self.rank:  # one sample, without a batch
+        if args[0].dim() == self.rank - 1:  # one sample, without a batch
             batched = (arg.unsqueeze(0) if isinstance(arg, Tensor) and arg.dim() < self.rank else arg for arg in args)
             return self(*batched).squeeze(0)
         try:

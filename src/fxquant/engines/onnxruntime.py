@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxquant.engines.runtime_module import Array, RuntimeModule
+from fxquant.engines.runtime import Array, Runtime
 
 _SLOW_FUSIONS = ["SkipLayerNormFusion"]  # add and layer norm in one kernel that takes several times as long as the two
 
 
-class OnnxRuntimeModule(RuntimeModule):
-    """Runs a converted model in ONNX Runtime; called like the model itself. See `RuntimeModule`."""
+class OnnxRuntime(Runtime):
+    """Runs a converted graph in ONNX Runtime. See `Runtime`."""
 
     engine = package = "onnxruntime"
 

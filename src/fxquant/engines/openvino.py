@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxquant.engines.runtime_module import Array, RuntimeModule
+from fxquant.engines.runtime import Array, Runtime
 
 _MOST_SHAPES = 4
 _NOTHING = 1e-5  # constants below it are dropped where OpenVINO adds an int8 tensor to a float one
 _WITHOUT_SNIPPETS = {"SNIPPETS_MODE": "DISABLE"}  # OpenVINO does not document it, so a version may refuse it
 
 
-class OpenVinoModule(RuntimeModule):
-    """Runs a converted model in OpenVINO; called like the model itself. See `RuntimeModule`."""
+class OpenVino(Runtime):
+    """Runs a converted graph in OpenVINO. See `Runtime`."""
 
     engine = package = "openvino"
     gemm = False  # it moves scales through the reshapes, and fails on some shapes
@@ -43,12 +43,19 @@ class OpenVinoModule(RuntimeModule):
         self.snippets = not _has_residual_convolutions(graph.graph) or _has_attention(graph.graph)
 
     def _open(self, threads: int) -> Any:
-        return _Requests(self.onnx_bytes, threads, self.snippets)
+        return _Models(self.onnx_bytes, threads, self.snippets)
 
     def _run(self, session: Any, arrays: list[Array]) -> list[Tensor]:
+        compiled, free = session.at(arrays)
+        try:
+            request = free.pop()
+        except IndexError:  # other threads have them
+            request = compiled.create_infer_request()
         # outputs are copied: the request's own memory is written again by the next call
-        results = session.at(arrays).infer(arrays, share_inputs=True, share_outputs=False)
-        return [torch.from_numpy(array) for array in results.to_tuple()]  # results[0] costs 50 microseconds
+        results = request.infer(arrays, share_inputs=True, share_outputs=False)
+        outputs = [torch.from_numpy(array) for array in results.to_tuple()]  # results[0] costs 50 microseconds
+        free.append(request)
+        return outputs
 
 
 def _drop_zero_points(graph: Any) -> None:
@@ -92,8 +99,8 @@ def _makers(node: Any) -> set[str]:
     return {value.producer().op_type for value in node.inputs if value is not None and value.producer() is not None}
 
 
-class _Requests:
-    """An inference request for each of the first few shapes, and one for the rest.
+class _Models:
+    """A compiled model for each of the first few shapes, and one for the rest, with the requests that are free.
 
     Snippets are the kernels that OpenVINO makes of elementwise ops and of attention. They also take the adds that
     would run inside a convolution, with a pass in float for each.
@@ -110,10 +117,10 @@ class _Requests:
             # and would quantize the activations of weight-only linears
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
-        self.made: dict[tuple[tuple[int, ...], ...], Any] = {}
+        self.made: dict[tuple[tuple[int, ...], ...], tuple[Any, list[Any]]] = {}
 
-    def at(self, arrays: list[Array]) -> Any:
-        """The request for inputs of these shapes."""
+    def at(self, arrays: list[Array]) -> tuple[Any, list[Any]]:
+        """The model for inputs of these shapes, and its free requests."""
         shapes = tuple(array.shape for array in arrays)
         found = self.made.get(shapes)
         if found is None and len(self.made) < _MOST_SHAPES:
@@ -122,14 +129,14 @@ class _Requests:
             found = self.made.get(()) or self.made.setdefault((), self._compile(None))
         return found
 
-    def _compile(self, shapes: tuple[tuple[int, ...], ...] | None) -> Any:
+    def _compile(self, shapes: tuple[tuple[int, ...], ...] | None) -> tuple[Any, list[Any]]:
         import openvino as ov
 
         core = ov.Core()
         model = core.read_model(self.onnx_bytes)
         if shapes is not None and shapes:
             model.reshape({port.get_any_name(): list(shape) for port, shape in zip(model.inputs, shapes, strict=True)})
-        return self._compiled(core, model).create_infer_request()
+        return self._compiled(core, model), []
 
     def _compiled(self, core: Any, model: Any) -> Any:
         if not self.snippets:

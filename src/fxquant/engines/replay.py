@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx.node import _get_qualified_name
 from torch.utils import _pytree as pytree
 
 from fxquant.core import compat
 from fxquant.core.graph import Region
 from fxquant.core.paths import get_attr
-from fxquant.engines.onednn_kernels import Kernel
 from fxquant.engines.tape import Tape
-from fxquant.passes.convert_weights import QuantizedWeight
+from fxquant.engines.watch import Watch, called_modules, watch
 
 log = logging.getLogger("fxquant")
 
@@ -42,25 +41,8 @@ class _Run:
     held: list[Tensor]
     leaves: list[Any]  # of the outputs; a tensor is given as [its index]
     spec: pytree.TreeSpec | None  # None for one tensor
-    owners: list[tuple[dict[str, Any], str, Tensor]]  # where held tensors stand in the model, besides the weights
-    weights: list[tuple[QuantizedWeight, int]]  # with their generation
-    changes: int
-    called: list[tuple[nn.Module, bool]]  # modules whose hooks would be run, and whether they are in train mode
+    watch: Watch
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def holds(self) -> bool:
-        """Whether the model's tensors are those that were seen, and no one listens in."""
-        if self.changes != QuantizedWeight.changes:
-            if any(weight.generation != generation for weight, generation in self.weights):
-                return False
-            self.changes = QuantizedWeight.changes
-        for table, name, tensor in self.owners:
-            if table.get(name) is not tensor:
-                return False
-        for module, training in self.called:
-            if module._forward_hooks or module._forward_pre_hooks or module.training is not training:
-                return False
-        return True
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """The outputs. Called by one thread at a time, which holds `lock`."""
@@ -99,7 +81,7 @@ class Replay:
         if key is None:
             return region.run_graph(args, kwargs)
         run = self.runs.get(key)
-        if run is not None and run.holds():
+        if run is not None and run.watch.holds():
             if not run.lock.acquire(blocking=False):
                 return region.run_graph(args, kwargs)  # another thread is at it
             try:
@@ -146,10 +128,7 @@ class Replay:
             held=tape.held,
             leaves=[[index[id(leaf)]] if isinstance(leaf, Tensor) else leaf for leaf in leaves],
             spec=spec,
-            owners=_owners(region, tape.held),
-            changes=QuantizedWeight.changes,
-            weights=[(part, part.generation) for part in region.modules() if isinstance(part, QuantizedWeight)],
-            called=[(module, module.training) for module in _called(region)],
+            watch=watch(region, tape.held),
         )
         for _ in range(2):  # the interpreter watches the first run and optimizes in the second
             with torch.random.fork_rng(devices=[]):
@@ -188,7 +167,7 @@ def _key(leaves: Sequence[Any], spec: pytree.TreeSpec | None) -> Key | None:
 
 def _unknown_code(region: Region) -> str:
     """Why the graph may do more than its ops show: it calls code that is not known."""
-    for module in _called(region):
+    for module in called_modules(region):
         if type(module).__module__.partition(".")[0] not in _KNOWN:
             return f"a module of the model is called: {type(module).__name__}"
         for node in module.graph.nodes if isinstance(module, Region) else ():
@@ -206,30 +185,6 @@ def _is_known(function: Any) -> bool:
         return True  # a container
     module = getattr(function, "__module__", None) or _get_qualified_name(function)
     return str(module).partition(".")[0] in _KNOWN
-
-
-def _called(region: Region) -> list[nn.Module]:
-    """The region and the modules that its graph calls, without kernels, which run no hooks."""
-    found: list[nn.Module] = [region]
-    for node in region.graph.nodes:
-        if node.op == "call_module":
-            module = region.get_submodule(str(node.target))
-            inside = _called(module) if isinstance(module, Region) else module.modules()
-            found += [part for part in inside if not isinstance(part, Kernel)]
-    return found
-
-
-def _owners(region: Region, tensors: list[Tensor]) -> list[tuple[dict[str, Any], str, Tensor]]:
-    """Where the region keeps those of the tensors that are its own; quantized weights count their changes."""
-    others = [module for module in region.modules() if not isinstance(module, QuantizedWeight)]
-    tables = [table for module in others for table in (module._parameters, module._buffers)]
-    wanted = {id(tensor) for tensor in tensors}
-    return [
-        (table, name, tensor)
-        for table in tables
-        for name, tensor in table.items()
-        if tensor is not None and id(tensor) in wanted
-    ]
 
 
 def _unknown_input(region: Region, tensors: Sequence[Tensor]) -> str:

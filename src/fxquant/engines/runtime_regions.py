@@ -21,9 +21,11 @@ from fxquant.engines.agreement import check_agreement
 from fxquant.engines.example import example_of
 from fxquant.engines.lower import WEIGHTED, lower
 from fxquant.engines.replay import Replay
-from fxquant.engines.runtime_module import RuntimeModule
+from fxquant.engines.runtime import Runtime
+from fxquant.engines.watch import Watch, watch
 from fxquant.errors import ConfigError, FxQuantError
 
+_CHANGED = "while it is not as it was converted, or has hooks"
 log = logging.getLogger("fxquant")
 
 _PRODUCTS = (*WEIGHTED, "matmul", "attention")
@@ -32,27 +34,57 @@ _PRODUCTS = (*WEIGHTED, "matmul", "attention")
 class RegionRunner:
     """Runs a region in a runtime, where a call is like the example's; the lowered graph takes the others."""
 
-    def __init__(self, runtime: RuntimeModule, lowered: Replay) -> None:
+    def __init__(self, runtime: Runtime, region: Region) -> None:
         self.runtime = runtime
-        self.engine = runtime.engine
-        self.lowered = lowered
-        self.warned = self.failed = False
+        self.lowered: Replay = region._region.runner
+        self.watch: Watch | None = watch(region)
+        self.digest: int | None = None  # of the region that this is a copy for
+        self.failed = ""  # why the runtime is not asked again
+        self.told: set[str] = set()
+
+    @property
+    def engine(self) -> str:
+        return "onednn" if self.failed else self.runtime.engine
 
     def __call__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.failed and compat.plain_mode() and not region._forward_hooks and not region._forward_pre_hooks:
-            try:
-                tensors = self.runtime.signature.flatten(args, kwargs)
-                if (reason := self.runtime.refuses(tensors)) is None:
-                    return self.runtime.run(tensors)
-            except ConfigError as error:  # other arguments than the example had
-                reason = str(error)
-            except FxQuantError as error:  # by the runtime itself, which is then not asked again
-                self.failed, reason = True, str(error)
-            if not self.warned:
-                self.warned = True
-                name = region._region.path or type(region).__name__
-                log.warning("%r runs on onednn, not %s, when called like this: %s", name, self.engine, reason)
+        if self.watch is None:
+            self.watch = watch(region)
+            self.failed = "" if self.watch.digest() == self.digest else _CHANGED
+        if self.failed:
+            return self.lowered(region, args, kwargs)
+        if not compat.plain_mode():
+            return self._pass_on("under autocast, tracing or a mode of torch", region, args, kwargs)
+        if not self.watch.holds():
+            return self._pass_on(_CHANGED, region, args, kwargs)
+        try:
+            tensors = self.runtime.signature.flatten(args, kwargs)
+            reason = self.runtime.refuses(tensors)
+            if reason is None:
+                return self.runtime.run(tensors)
+        except ConfigError as error:
+            return self._pass_on("with other arguments than in the example", region, args, kwargs, str(error))
+        except FxQuantError as error:
+            result = self.lowered(region, args, kwargs)  # raises if it is the call that is wrong
+            self.failed = str(error)
+            self._tell(region, "from now on", self.failed)
+            return result
+        return self._pass_on("for other inputs than the example's", region, args, kwargs, reason)
+
+    def _pass_on(self, when: str, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
+        if when not in self.told:
+            self._tell(region, when, why)
         return self.lowered(region, args, kwargs)
+
+    def _tell(self, region: Region, when: str, why: str) -> None:
+        self.told.add(when)
+        name = region._region.path or type(region).__name__
+        log.warning("%r runs on onednn, not %s, %s. %s", name, self.runtime.engine, when, why)
+
+    def __getstate__(self) -> dict[str, Any]:
+        digest = self.digest
+        if self.watch is not None:
+            digest = self.watch.digest() if self.watch.holds() else None
+        return {**self.__dict__, "watch": None, "digest": digest, "failed": "", "told": set()}
 
 
 def outermost(model: nn.Module) -> Iterator[tuple[str, Region]]:
@@ -64,18 +96,19 @@ def outermost(model: nn.Module) -> Iterator[tuple[str, Region]]:
             yield path, region
 
 
-def run_regions(model: nn.Module, kind: type[RuntimeModule]) -> nn.Module:
+def run_regions(model: nn.Module, kind: type[Runtime]) -> nn.Module:
     """Lower a converted model, in place, and give its regions runtimes. A warning tells where none could be.
 
     A region of one product stays with oneDNN if there are larger ones: a runtime gains nothing on it.
     """
-    runtimes: dict[str, RuntimeModule] = {}
+    runtimes: dict[str, Runtime] = {}
     failed: dict[str, FxQuantError] = {}
     found = dict(outermost(model))
     large = {path: region for path, region in found.items() if _count_products(region) > 1}
-    for path, region in (large or found).items():
+    chosen = large or found
+    for path, region in chosen.items():
         try:
-            runtimes[path] = make_runtime(_by_itself(region), kind)
+            runtimes[path] = _make_runtime(_by_itself(region), kind, alone=len(chosen) == 1)
         except FxQuantError as error:
             failed[path] = error
     if failed and not runtimes:
@@ -84,9 +117,7 @@ def run_regions(model: nn.Module, kind: type[RuntimeModule]) -> nn.Module:
         warnings.warn(f"module {path!r} runs on onednn, not {kind.engine}. {reason}", stacklevel=4)
     run_passes(model, (("lower", lower),), "converted")
     for path, runtime in runtimes.items():
-        runtime.alone = len(runtimes) == 1
-        state = found[path]._region
-        state.runner = RegionRunner(runtime, state.runner)
+        found[path]._region.runner = RegionRunner(runtime, found[path])
     return model
 
 
@@ -95,13 +126,16 @@ def _count_products(region: Region) -> int:
     return sum(op is not None and op.kind in _PRODUCTS for op in ops)
 
 
-def make_runtime(region: Region, kind: type[RuntimeModule]) -> RuntimeModule:
+def _make_runtime(region: Region, kind: type[Runtime], *, alone: bool) -> Runtime:
     """One graph in a runtime that was seen to compute the same."""
     example = example_of(region)
-    if not example:
-        raise ConfigError("The example inputs did not reach it, so its own are not known.")
-    runtime = kind(region, (), example_kwargs=example)
-    check_agreement(runtime, region, example, kind.engine)
+    try:
+        runtime = kind(region, (), example_kwargs=example, alone=alone)
+        check_agreement(runtime, region, example, kind.engine)
+    except FxQuantError:
+        raise
+    except Exception as error:  # exporters and runtimes have many of their own
+        raise FxQuantError(f"engine={kind.engine!r} cannot take this graph. {type(error).__name__}: {error}") from error
     return runtime
 
 

@@ -83,6 +83,7 @@ def to_onnx(
     parameters = parameters_of(tree)
     example = bind(parameters, *_examples(example_inputs, example_kwargs, caller))
     program = _export(tree, example, dynamic_batch, caller)
+    _refuse_changes(program, caller)
     onnx_model = _translate(program, _opset(tree), gemm, caller)
     if dynamic_batch:
         _name_batch(onnx_model)
@@ -117,6 +118,35 @@ def _export(tree: nn.Module, example: Any, dynamic_batch: bool, caller: str) -> 
         raise FxQuantError(
             f"{caller}: torch.export cannot take this model with these inputs.{hint}\n{error}"
         ) from error
+
+
+def _refuse_changes(program: torch.export.ExportedProgram, caller: str) -> None:
+    """Raise if the model writes into its buffers or inputs, which would be lost."""
+    names = {spec.arg.name: spec.target or spec.arg.name for spec in program.graph_signature.input_specs}
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op == "call_function" and schema is not None and schema.is_mutable:
+            written = [a for a, slot in zip(node.args, schema.arguments, strict=False) if _is_written(slot)]
+            changed = [names[root.name] for each in written if (root := _root(each)).name in names]
+            if changed:
+                raise ConfigError(
+                    f"{caller}: the model changes {changed[0]!r} when it is called ({node.target}), and ONNX cannot. "
+                    "Use engine='onednn', or leave that out of forward in eval mode."
+                )
+
+
+def _is_written(slot: Any) -> bool:
+    return slot.alias_info is not None and slot.alias_info.is_write
+
+
+def _root(node: Any) -> Any:
+    """What a node is a view of."""
+    while node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.returns or schema.returns[0].alias_info is None:
+            break
+        node = node.args[0]
+    return node
 
 
 def _open_batch(tree: nn.Module, example: Any, batch: int) -> tuple[Any, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export.graph_signature import ConstantArgument, OutputKind
+from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -20,6 +20,13 @@ class Fixed:
     """A leaf that is no tensor: its value in the example is part of the graph."""
 
     value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A leaf of a result that is a number, at an index among the tensors."""
+
+    index: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +61,13 @@ class Signature:
         """What the model returns, from the graph's outputs."""
         if isinstance(self.outputs, int):
             return tensors[self.outputs]
-        return tree_map(lambda leaf: leaf.value if isinstance(leaf, Fixed) else tensors[leaf], self.outputs)
+        return tree_map(lambda leaf: _leaf(leaf, tensors), self.outputs)
+
+
+def _leaf(leaf: int | Fixed | Number, tensors: list[Tensor]) -> Any:
+    if isinstance(leaf, Number):
+        return tensors[leaf.index].item()
+    return leaf.value if isinstance(leaf, Fixed) else tensors[leaf]
 
 
 def _check_leaf(leaf: Any, example: int | Fixed) -> None:
@@ -92,7 +105,11 @@ def signature_of(parameters: inspect.Signature, example: Any, program: torch.exp
     out_spec = program.call_spec.out_spec
     assert out_spec is not None
     inputs = tree_unflatten(_index([(isinstance(leaf, Tensor), leaf) for leaf in leaves]), in_spec)
-    outputs = _index([(not isinstance(arg, ConstantArgument), getattr(arg, "value", None)) for arg in results])
+    indexed = _index([(not isinstance(arg, ConstantArgument), getattr(arg, "value", None)) for arg in results])
+    outputs = [
+        Number(at) if isinstance(at, int) and not isinstance(arg, TensorArgument) else at
+        for at, arg in zip(indexed, results, strict=True)
+    ]
     return Signature(
         parameters=parameters,
         inputs=inputs,

@@ -125,7 +125,7 @@ class Explanation:
 
 def explain(model: nn.Module) -> Explanation:
     """What was decided for each node of a prepared or converted model, and for each module outside of its graphs."""
-    found = [(path, _as_run(region)) for path, region in regions(model)]
+    found = list(_as_run(model))
     tree, known = tree_of(model), all_left(model)
     if not any(region._region.stage in ("prepared", "converted") for _, region in found) and not known:
         raise StageError("explain needs a model from prepare_fx, convert_fx or quantize.")
@@ -142,13 +142,18 @@ def explain(model: nn.Module) -> Explanation:
     )
 
 
-def _as_run(region: Region) -> Region:
-    """The region with the graph that it runs by: what oneDNN has no kernel for, another runtime may run in int8."""
-    if getattr(region._region.runner, "engine", "onednn") == "onednn":
-        return region
-    reference = reference_of(region, "explain")
-    assert isinstance(reference, Region)
-    return reference
+def _as_run(model: nn.Module) -> Iterator[tuple[str, Region]]:
+    """The regions with the graphs that they run by: what oneDNN has no kernel for, a runtime may run in int8."""
+    runtime = None
+    for path, region in regions(model):
+        if getattr(region._region.runner, "engine", "onednn") != "onednn":
+            runtime = path
+        if runtime is None or not _within(path, runtime):
+            yield path, region
+        else:
+            reference = reference_of(region, "explain")
+            assert isinstance(reference, Region)
+            yield path, reference
 
 
 def _rows(path: str, region: Region) -> Iterator[Row]:
@@ -219,7 +224,7 @@ def _left_calls(path: str, region: Region, known: tuple[Left, ...]) -> Iterator[
 
 
 def _within(path: str, root: str) -> bool:
-    return path == root or path.startswith(f"{root}.")
+    return not root or path == root or path.startswith(f"{root}.")
 
 
 def _boundaries(region: Region) -> int:

@@ -1,6 +1,6 @@
-"""A converted model as an `nn.Module` that another runtime executes.
+"""A converted graph that another runtime executes.
 
-The module keeps the serialized ONNX graph; the runtime's session is made at the first call (again after deepcopy or
+It keeps the serialized ONNX graph; the runtime's session is made at the first call (again after deepcopy or
 unpickling), with as many threads as torch has then. Inference only, on the CPU. Inputs and outputs share memory with
 the runtime where it can.
 """
@@ -8,6 +8,7 @@ the runtime where it can.
 from __future__ import annotations
 
 import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,19 +23,28 @@ from fxquant.export.onnx import to_onnx
 Array = NDArray[Any]
 
 
-class RuntimeModule(nn.Module):
-    """What the modules of all runtimes share. A subclass names its `engine` and gives `_open` and `_run`."""
+class Runtime(ABC):
+    """What all runtimes share; called like the model. A subclass names its `engine`, and gives `_open` and `_run`.
+
+    Without `alone`, the model has other sessions, whose threads would wait for the same cores.
+    """
 
     engine = ""
     package = ""
     gemm = True  # see to_onnx
-    alone = True  # the model has no other session, whose threads would wait for the same cores
 
-    def __init__(self, model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, Any] | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: Any,
+        example_kwargs: Mapping[str, Any] | None = None,
+        *,
+        alone: bool = True,
+    ) -> None:
         caller = f"engine={self.engine!r}"
         if importlib.util.find_spec(self.package) is None:
             raise ConfigError(f"{caller} needs {self.package}. Install with: pip install fxquant[{self.engine}]")
+        self.alone = alone
         self.fixed_batch = ""
         try:
             graph, signature = to_onnx(
@@ -48,71 +58,76 @@ class RuntimeModule(nn.Module):
             graph, signature = to_onnx(
                 model, example_inputs, example_kwargs, dynamic_batch=False, caller=caller, gemm=self.gemm
             )
-        self.wanted = [_wanted(value) for value in graph.graph.inputs]
+        self.wanted = [_wanted(value, caller) for value in graph.graph.inputs]
         self._adapt(graph)
         self.onnx_bytes = serialize(graph, caller)
         self.signature = signature
         self._session: Any = None
         self._threads = 0
-        self.eval()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(self.signature.flatten(args, kwargs))
 
     def refuses(self, tensors: list[Tensor]) -> str | None:
         """Why these cannot be run, if so: the graph was made for other sizes or dtypes."""
+        batch = None
         for tensor, (dtype, sizes) in zip(tensors, self.wanted, strict=True):
-            fits = tensor.dtype is dtype and tensor.device.type == "cpu" and tensor.dim() == len(sizes)
-            if not fits or any(wanted not in (None, size) for size, wanted in zip(tensor.shape, sizes, strict=True)):
-                return f"an input is {_shown(tensor)}; the example's was {dtype}, of sizes {sizes} (None is any)"
+            if tensor.dtype is not dtype or tensor.device.type != "cpu" or tensor.dim() != len(sizes):
+                return self._unlike(tensor, dtype, sizes)
+            for size, wanted in zip(tensor.shape, sizes, strict=True):
+                batch = size if wanted is None and batch is None else batch
+                if size != (batch if wanted is None else wanted):
+                    return self._unlike(tensor, dtype, sizes)
         return None
 
     def run(self, tensors: list[Tensor]) -> Any:
         """What the model returns for the tensors of a call."""
-        if self._session is None or self._threads != torch.get_num_threads():
-            self._threads = torch.get_num_threads()
-            self._session = self._open(self._threads)
         try:
+            if self._session is None or self._threads != torch.get_num_threads():
+                self._threads = torch.get_num_threads()
+                self._session = self._open(self._threads)
             # few steps here: after a run the caches are cold, and each costs several times what it does in a loop
             outputs = self._run(self._session, [tensor.detach().contiguous().numpy() for tensor in tensors])
         except Exception as error:  # the runtimes have errors of their own, derived from Exception
-            raise self._explain(tensors, error) from error
+            shown = ", ".join(_shown(tensor) for tensor in tensors)
+            raise FxQuantError(f"engine={self.engine!r} cannot run on inputs {shown}.\n{error}") from error
         return self.signature.unflatten(outputs)
 
-    def _adapt(self, graph: Any) -> None:
+    def _adapt(self, graph: Any) -> None:  # noqa: B027
         """Change the ONNX graph in place, to what this runtime reads best."""
 
+    @abstractmethod
     def _open(self, threads: int) -> Any:
         """A session of the runtime on `self.onnx_bytes`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _run(self, session: Any, arrays: list[Array]) -> list[Tensor]:
-        raise NotImplementedError
+        """The outputs of one call; several threads may be here."""
 
-    def _explain(self, tensors: list[Tensor], error: Exception) -> FxQuantError:
-        shapes = ", ".join(_shown(tensor) for tensor in tensors)
-        hint = ""
-        if any(tensor.device.type != "cpu" for tensor in tensors):
-            hint = "\nIt runs on the CPU; an input is elsewhere. Call .cpu() on it."
-        elif self.fixed_batch:
-            hint = f"\nThe batch size of this model is fixed to that of the example inputs: {self.fixed_batch}"
-        return FxQuantError(f"engine={self.engine!r} cannot run on inputs {shapes}.\n{error}{hint}")
+    def _unlike(self, tensor: Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> str:
+        shown = ", ".join("batch" if size is None else str(size) for size in sizes)
+        why = f" The batch is fixed: {self.fixed_batch}" if self.fixed_batch else ""
+        return f"An input is {_shown(tensor)}, on {tensor.device}; the example's was ({shown}) {_name(dtype)}.{why}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_session": None}
 
-    def extra_repr(self) -> str:
-        return f"engine={self.engine!r}, {len(self.onnx_bytes) / 2**20:.1f} MiB"
-
 
 def _shown(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{tuple(tensor.shape)} {_name(tensor.dtype)}"
 
 
-def _wanted(value: Any) -> tuple[torch.dtype, tuple[int | None, ...]]:
-    """The dtype and sizes of an input of an ONNX graph; None is any size."""
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _wanted(value: Any, caller: str) -> tuple[torch.dtype, tuple[int | None, ...]]:
+    """The dtype and sizes of an input of an ONNX graph; None is the batch."""
     sizes = tuple(size if isinstance(size, int) else None for size in value.shape)
-    return torch.from_numpy(np.empty(0, value.dtype.numpy())).dtype, sizes
+    try:
+        return torch.from_numpy(np.empty(0, value.dtype.numpy())).dtype, sizes
+    except TypeError as error:
+        raise ConfigError(f"{caller}: input {value.name!r} is {value.dtype.name}, which numpy lacks.") from error
 
 
 def serialize(graph: Any, caller: str) -> bytes:

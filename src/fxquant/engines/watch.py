@@ -1,0 +1,85 @@
+"""What a region was when something was made of it: a kept run, or a graph for another runtime."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxquant.core.graph import Region
+from fxquant.engines.onednn_kernels import Kernel
+from fxquant.passes.convert_weights import QuantizedWeight
+
+
+@dataclass(kw_only=True, slots=True)
+class Watch:
+    """Its weights, its other tensors, the modes of its modules, and that no one listens in."""
+
+    weights: list[tuple[QuantizedWeight, int]]  # with their generation
+    owners: list[tuple[dict[str, Any], str, Tensor]]  # where other tensors stand in the model
+    called: list[tuple[nn.Module, bool]]  # modules whose hooks would be run, and whether they are in train mode
+    versions: list[tuple[Tensor, int]] = field(default_factory=list)  # of tensors whose values were copied
+    changes: int
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        if self.changes != QuantizedWeight.changes:
+            if any(weight.generation != generation for weight, generation in self.weights):
+                return False
+            self.changes = QuantizedWeight.changes
+        for table, name, tensor in self.owners:
+            if table.get(name) is not tensor:
+                return False
+        for tensor, version in self.versions:
+            if tensor._version != version:
+                return False
+        for module, training in self.called:
+            if module._forward_hooks or module._forward_pre_hooks or module.training is not training:
+                return False
+        return True
+
+    def digest(self) -> int:
+        """A checksum of all values, to tell in a copy whether it still has them."""
+        kept = [tensor for _, _, tensor in self.owners]
+        kept += [tensor for weight, _ in self.weights for tensor in (*weight.parameters(), *weight.buffers())]
+        found = 0
+        for tensor in kept:
+            found = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, found)
+        return found
+
+
+def watch(region: Region, held: Iterable[Tensor] | None = None) -> Watch:
+    """Watch a region. `held` are the tensors that are used as they are then; without it, all values were copied."""
+    wanted = None if held is None else {id(tensor) for tensor in held}
+    # quantized weights count their changes
+    others = [module for module in region.modules() if not isinstance(module, QuantizedWeight)]
+    tables = [table for module in others for table in (module._parameters, module._buffers)]
+    owners = [
+        (table, name, tensor)
+        for table in tables
+        for name, tensor in table.items()
+        if tensor is not None and (wanted is None or id(tensor) in wanted)
+    ]
+    copied = [tensor for _, _, tensor in owners if held is None and not tensor.is_inference()]
+    return Watch(
+        weights=[(part, part.generation) for part in region.modules() if isinstance(part, QuantizedWeight)],
+        owners=owners,
+        called=[(module, module.training) for module in called_modules(region)],
+        versions=[(tensor, tensor._version) for tensor in copied],
+        changes=QuantizedWeight.changes,
+    )
+
+
+def called_modules(region: Region) -> list[nn.Module]:
+    """The region and the modules that its graph calls, without kernels, which run no hooks."""
+    found: list[nn.Module] = [region]
+    for node in region.graph.nodes:
+        if node.op == "call_module":
+            module = region.get_submodule(str(node.target))
+            inside = called_modules(module) if isinstance(module, Region) else module.modules()
+            found += [part for part in inside if not isinstance(part, Kernel)]
+    return found
