@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 with contextlib.suppress(ImportError):
     import torch.ao.quantization.fx._decomposed
@@ -197,6 +198,11 @@ def unseen() -> Any:
 
 _MODES = ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_are_functorch_transforms_active")
 _KNOWS_MODES = all(hasattr(torch._C, name) for name in _MODES) and hasattr(nn.modules.module, "_has_any_global_hook")
+
+
+def hooks_made() -> int | None:
+    """How many hooks were ever registered in this process; None if torch does not count them."""
+    return getattr(RemovableHandle, "next_id", None)
 
 
 def plain_mode() -> bool:

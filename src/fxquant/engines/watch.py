@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
+from fxquant.core import compat
 from fxquant.core.graph import Region
 from fxquant.engines.onednn_kernels import Kernel
 from fxquant.passes.convert_weights import QuantizedWeight
@@ -21,12 +24,14 @@ class Watch:
 
     weights: list[tuple[QuantizedWeight, int]]  # with their generation
     owners: list[tuple[dict[str, Any], str, Tensor]]  # where other tensors stand in the model
-    called: list[tuple[nn.Module, bool]]  # modules whose hooks would be run, and whether they are in train mode
-    versions: list[tuple[Tensor, int]] = field(default_factory=list)  # of tensors whose values were copied
-    changes: int
+    versions: list[tuple[Tensor, int]]  # of tensors whose values were copied
+    called: list[nn.Module]  # modules whose hooks would be run
+    modes: list[tuple[nn.Module, bool]]  # those that do another thing in train mode, and whether they are in it
+    changes: int = -1
+    hooks: int | None = None
 
     def holds(self) -> bool:
-        """Whether all is as it was."""
+        """Whether all is as it was. Few objects are touched: between two runs, none of them is in the caches."""
         if self.changes != QuantizedWeight.changes:
             if any(weight.generation != generation for weight, generation in self.weights):
                 return False
@@ -37,9 +42,14 @@ class Watch:
         for tensor, version in self.versions:
             if tensor._version != version:
                 return False
-        for module, training in self.called:
-            if module._forward_hooks or module._forward_pre_hooks or module.training is not training:
+        for module, training in self.modes:
+            if module.training is not training:
                 return False
+        hooks = compat.hooks_made()
+        if hooks is None or hooks != self.hooks:
+            if any(module._forward_hooks or module._forward_pre_hooks for module in self.called):
+                return False
+            self.hooks = hooks
         return True
 
     def digest(self) -> int:
@@ -65,13 +75,21 @@ def watch(region: Region, held: Iterable[Tensor] | None = None) -> Watch:
         if tensor is not None and (wanted is None or id(tensor) in wanted)
     ]
     copied = [tensor for _, _, tensor in owners if held is None and not tensor.is_inference()]
+    called = called_modules(region)
     return Watch(
         weights=[(part, part.generation) for part in region.modules() if isinstance(part, QuantizedWeight)],
         owners=owners,
-        called=[(module, module.training) for module in called_modules(region)],
         versions=[(tensor, tensor._version) for tensor in copied],
-        changes=QuantizedWeight.changes,
+        called=called,
+        modes=[(module, module.training) for module in called if not _is_steady(module)],
     )
+
+
+def _is_steady(module: nn.Module) -> bool:
+    """Whether a module does the same in train mode: those of torch do, but for norms that count and for dropout."""
+    if isinstance(module, (_NormBase, _DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)):
+        return False
+    return type(module).__module__.startswith("torch.nn.modules.")
 
 
 def called_modules(region: Region) -> list[nn.Module]:
