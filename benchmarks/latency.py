@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS, help="timm names, or bert_base")
     parser.add_argument("--threads", nargs="+", type=int, default=(1, 2))
     parser.add_argument("--batches", nargs="+", type=int, default=(1, 16))
-    parser.add_argument("--only", nargs="+", default=(*PEERS, *OURS), help="which contenders")
+    parser.add_argument("--only", nargs="+", choices=(*PEERS, *OURS), default=(*PEERS, *OURS), help="which contenders")
     parser.add_argument("--seconds", type=float, default=30.0, help="for a row, after at least five rounds")
     parser.add_argument("--layers", type=int, default=12, help="of bert_base")
     args = parser.parse_args()
