@@ -25,7 +25,7 @@ from fxquant.core.config_forms import closest
 from fxquant.core.custom_config import PrepareCustomConfig, Standalone
 from fxquant.core.graph import Region, clone_tree, place_regions, regions, user_class
 from fxquant.core.mapping import Rules, Site
-from fxquant.core.paths import class_name, join_path
+from fxquant.core.paths import class_name, is_within, join_path
 from fxquant.core.plan import LEFT_ALONE
 from fxquant.errors import ConfigError
 from fxquant.modules.substitute import FORMS, substitute
@@ -51,7 +51,7 @@ class Assembled:
 
     def scope_of(self, path: str) -> Scope:
         """The innermost scope around a path."""
-        return max((s for s in self.scopes if _within(path, s.path)), key=lambda scope: len(scope.path))
+        return max((s for s in self.scopes if is_within(path, s.path)), key=lambda scope: len(scope.path))
 
     def regions(self) -> Iterator[tuple[Region, Scope]]:
         """The regions that are still to be prepared."""
@@ -275,7 +275,3 @@ class _Assembly:
             if region is not tree and region in seen:
                 call = seen[region].call
                 replace_module(tree, region, capture(region, call.args, call.kwargs))
-
-
-def _within(path: str, root: str) -> bool:
-    return not root or path == root or path.startswith(f"{root}.")

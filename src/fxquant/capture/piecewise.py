@@ -25,7 +25,7 @@ from fxquant.capture.origin import reason
 from fxquant.capture.pieces import Piece, put_good
 from fxquant.capture.record import Call, Recording, Use, record_calls
 from fxquant.core.graph import Region, clone_tree, place_regions
-from fxquant.core.paths import join_path
+from fxquant.core.paths import is_within, join_path
 from fxquant.core.tree import Left, Tree, set_tree, weighted_parts
 from fxquant.errors import CaptureError
 
@@ -124,7 +124,7 @@ class _Pieces:
         parameters = dict(self.tree.named_parameters())
         for name, uses in self.recording.uses.items():
             owner, _, own = name.rpartition(".")
-            if not (_within(owner, path) if inside else owner == path) or name not in parameters:
+            if not (is_within(owner, path) if inside else owner == path) or name not in parameters:
                 continue
             weighted = [use for use in uses if is_weighted_use(use, parameters[name], self.job.ops)]
             # a stock module that is called is a region itself
@@ -165,7 +165,7 @@ class _Pieces:
 
     def _region(self, path: str, module: nn.Module, calls: list[Call]) -> tuple[Region, dict[str, CaptureError]]:
         first = calls[0]
-        inside = [name for name in self.job.leaf_names if name != path and _within(name, path)]
+        inside = [name for name in self.job.leaf_names if name != path and is_within(name, path)]
         job = dataclasses.replace(
             self.job,
             model=module,
@@ -190,7 +190,7 @@ class _Pieces:
     def _refuse(self, path: str) -> None:
         """What a graph cannot hold: state in plain attributes, weights that code outside reads."""
         changes = ((at, name) for at, names in self.recording.stateful.items() for name in names)
-        stateful = [name for at, name in changes if _within(at, path) and not self._in_leaf(at, path)]
+        stateful = [name for at, name in changes if is_within(at, path) and not self._in_leaf(at, path)]
         if stateful:
             raise CaptureError(f"a call changes its attribute {stateful[0]!r}, which a graph cannot hold")
         readers = self._readers(path)
@@ -201,7 +201,7 @@ class _Pieces:
         """Whether a path is in a module below `root` that the custom config makes a call, state and all."""
         steps = path.split(".")
         above = [".".join(steps[: count + 1]) for count in range(len(steps))]
-        inner = [at for at in above if at != root and _within(at, root)]
+        inner = [at for at in above if at != root and is_within(at, root)]
         classes = tuple(self.job.leaf_classes)
         return any(at in self.job.leaf_names or isinstance(self.tree.get_submodule(at), classes) for at in inner)
 
@@ -209,8 +209,8 @@ class _Pieces:
         """Modules outside a path whose code uses a parameter inside it."""
         found = []
         for name, uses in self.recording.uses.items():
-            if _within(name, path):
-                found += [use.user for use in uses if not use.inside and not _within(use.user, path)]
+            if is_within(name, path):
+                found += [use.user for use in uses if not use.inside and not is_within(use.user, path)]
         return [f"{type(self.tree.get_submodule(user)).__name__} {user!r}" for user in found]
 
     def _put(self, path: str, module: nn.Module, region: Region) -> None:
@@ -301,7 +301,3 @@ class _Pieces:
         if not any(isinstance(module, Region) for module in self.tree.modules()):
             log.warning("fxquant: nothing in %s can be quantized; fxquant.explain says why.", type(job.model).__name__)
         return self.tree
-
-
-def _within(path: str, root: str) -> bool:
-    return not root or path == root or path.startswith(f"{root}.")

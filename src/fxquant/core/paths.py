@@ -12,6 +12,11 @@ def join_path(*parts: str) -> str:
     return ".".join(part for part in parts if part)
 
 
+def is_within(path: str, root: str) -> bool:
+    """Whether a path is `root` or below it; all are below the empty one."""
+    return not root or path == root or path.startswith(f"{root}.")
+
+
 def class_name(cls: type) -> str:
     """`package.module.Class`, of the stock class where `cls` stands for one (see fxquant.modules)."""
     cls = cls.__dict__.get("stands_for", cls)

@@ -16,6 +16,7 @@ from torch import nn
 from fxquant.core import compat
 from fxquant.core.graph import Region, clone_tree, regions
 from fxquant.core.ops import OPS
+from fxquant.core.paths import is_within
 from fxquant.core.verify import run_passes
 from fxquant.engines.agreement import check_agreement
 from fxquant.engines.example import example_of
@@ -91,7 +92,7 @@ def outermost(model: nn.Module) -> Iterator[tuple[str, Region]]:
     """The regions that are in no other one, with their paths."""
     last = None
     for path, region in regions(model):
-        if last is None or (last and not path.startswith(f"{last}.")):
+        if last is None or not is_within(path, last):
             last = path
             yield path, region
 

@@ -15,7 +15,7 @@ from fxquant.capture.hints import hint
 from fxquant.core.graph import Region, regions, user_class
 from fxquant.core.nodes import TensorInfo, full_path
 from fxquant.core.ops import OPS
-from fxquant.core.paths import join_path
+from fxquant.core.paths import is_within, join_path
 from fxquant.core.plan import decision_of, note_of
 from fxquant.core.tree import Left, all_left, tree_of, weighted_parts
 from fxquant.errors import StageError
@@ -148,7 +148,7 @@ def _as_run(model: nn.Module) -> Iterator[tuple[str, Region]]:
     for path, region in regions(model):
         if getattr(region._region.runner, "engine", "onednn") != "onednn":
             runtime = path
-        if runtime is None or not _within(path, runtime):
+        if runtime is None or not is_within(path, runtime):
             yield path, region
         else:
             reference = reference_of(region, "explain")
@@ -206,7 +206,7 @@ def _left_calls(path: str, region: Region, known: tuple[Left, ...]) -> Iterator[
     inside = _opaque(path, region)
     for node in region.graph.nodes:
         at, decision = join_path(path, str(node.target)), decision_of(node)
-        if node.op != "call_module" or decision is None or at in paths or not any(_within(p, at) for p in inside):
+        if node.op != "call_module" or decision is None or at in paths or not any(is_within(p, at) for p in inside):
             continue
         paths.add(at)
         name = user_class(region.get_submodule(str(node.target))).__name__
@@ -221,10 +221,6 @@ def _left_calls(path: str, region: Region, known: tuple[Left, ...]) -> Iterator[
             where=str(call.meta.get("where", "")),
             hint=f"Call the module itself, or let {function} be traced: it is wrapped.",
         )
-
-
-def _within(path: str, root: str) -> bool:
-    return not root or path == root or path.startswith(f"{root}.")
 
 
 def _boundaries(region: Region) -> int:
