@@ -72,13 +72,13 @@ def _drop_zero_points(graph: Any) -> None:
 def _add_tiny_in_float(graph: Any) -> None:
     """Let adds read tensors as they were before they were quantized, where OpenVINO would lose the zero point."""
     from fxquant.export.initializers import value_of
-    from fxquant.export.producers import dequantize_before
+    from fxquant.export.producers import dequantize_before, quantize_before
 
     for node in graph:
         for place, value in enumerate(node.inputs if node.op_type == "Add" else ()):
             pair = dequantize_before(value)
-            quantize = pair.inputs[0].producer() if pair is not None and len(pair.inputs) == 3 else None
-            if quantize is None or quantize.op_type != "QuantizeLinear":
+            quantize = quantize_before(pair) if pair is not None and len(pair.inputs) == 3 else None
+            if quantize is None:
                 continue
             scale, zero = (value_of(constant) for constant in quantize.inputs[1:])
             if scale is not None and zero is not None and (abs(scale * zero) < _NOTHING).all():

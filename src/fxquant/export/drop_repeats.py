@@ -11,6 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fxquant.export.initializers import value_of
+from fxquant.export.producers import quantize_before
 
 _MOVES = frozenset(("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Split", "Slice", "Gather"))
 
@@ -25,11 +26,9 @@ def drop_repeats(graph: ir.Graph) -> None:
         if grid is None:
             continue
         grids.update(dict.fromkeys(node.outputs, grid))
-        pair = node.inputs[0].producer() if node.op_type == "DequantizeLinear" and node.inputs[0] is not None else None
-        if pair is None or pair.op_type != "QuantizeLinear":
-            continue
-        moved = pair.inputs[0]
-        if moved is not None and grids.get(moved) == grid == _grid(pair):
+        pair = quantize_before(node) if node.op_type == "DequantizeLinear" else None
+        moved = pair.inputs[0] if pair is not None else None
+        if pair is not None and moved is not None and grids.get(moved) == grid == _grid(pair):
             node.outputs[0].replace_all_uses_with(moved, replace_graph_outputs=True)
 
 

@@ -9,13 +9,14 @@ import numpy as np
 import onnx_ir as ir
 
 from fxquant.export.initializers import Array, add_initializer, value_of
+from fxquant.export.producers import quantize_before
 
 
 def fold_constants(graph: ir.Graph) -> None:
     """Fold the pairs, in place; nothing uses them then."""
     for node in list(graph):
-        quantize = node.inputs[0].producer() if node.op_type == "DequantizeLinear" and node.inputs[0] else None
-        folded = _folded(quantize) if quantize is not None and quantize.op_type == "QuantizeLinear" else None
+        quantize = quantize_before(node) if node.op_type == "DequantizeLinear" else None
+        folded = _folded(quantize) if quantize is not None else None
         if folded is not None:
             new = add_initializer(graph, f"{node.outputs[0].name}_constant", folded)
             node.outputs[0].replace_all_uses_with(new)

@@ -13,3 +13,9 @@ def dequantize_before(value: ir.Value | None, moves: Collection[str] = ()) -> ir
     while made is not None and made.op_type in moves:
         made = made.inputs[0].producer() if made.inputs[0] is not None else None
     return made if made is not None and made.op_type == "DequantizeLinear" else None
+
+
+def quantize_before(dequantize: ir.Node) -> ir.Node | None:
+    """The other half of a pair, if it is there: integers may also be constants, or the graph's inputs."""
+    made = dequantize.inputs[0].producer() if dequantize.inputs[0] is not None else None
+    return made if made is not None and made.op_type == "QuantizeLinear" else None
