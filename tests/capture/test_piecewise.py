@@ -448,3 +448,35 @@ def test_train_and_eval_reach_all_of_it() -> None:
 def test_the_way_it_was_captured_is_known() -> None:
     tree = tree_of(fq.prepare_fx(build(TryExcept), fq.get_default_qconfig_mapping(), (data()[0], False)))
     assert (tree.method, tree.num_inputs, tree.input_names) == ("piecewise", 2, ("x", "verbose"))
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+class TwoMlps(nn.Module):
+    """A branch on data between two blocks that trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Mlp(), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(x * 1.5 if x.sum() > 0 else x)
+
+
+@pytest.mark.parametrize("engine", ["reference", "onednn"])
+def test_compiled_code_around_regions_runs_their_graphs(engine: Any) -> None:
+    x = torch.randn(8, 16)
+    quantized = fq.quantize(TwoMlps().eval(), [x], engine=engine)
+    torch._dynamo.reset()
+    compiled = torch.compile(quantized, backend="eager")
+    with torch.no_grad():
+        for inputs in (x, -x):
+            torch.testing.assert_close(compiled(inputs), quantized(inputs), rtol=1e-6, atol=1e-7)

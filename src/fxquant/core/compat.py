@@ -191,6 +191,12 @@ def interpreted(text: str) -> Callable[..., Any] | None:
     return function
 
 
+def dynamo_traces() -> bool:
+    """Whether TorchDynamo is tracing in this thread, its own code included."""
+    context = getattr(torch._guards, "CompileContext", None)
+    return context is not None and context.current_compile_id() is not None
+
+
 def unseen() -> Any:
     """A context in which no dispatch mode sees the ops that run."""
     return torch._C._DisableTorchDispatch()

@@ -25,6 +25,7 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
+from fxquant.core import compat
 from fxquant.core.encode import decode_graph, encode_graph
 from fxquant.core.loading import adapt_state
 from fxquant.core.paths import class_name, join_path
@@ -78,9 +79,12 @@ class Region(fx.GraphModule):
 
     @property
     def __class__(self) -> type:
-        """Inside a model the user's class, so that `isinstance(layer, Block)` in the code around goes on working."""
+        """Inside a model the user's class, so that `isinstance(layer, Block)` in the code around goes on working.
+
+        TorchDynamo would take the user's forward for the graph's then, and run it in float, so it sees the region.
+        """
         state = self.__dict__.get("_region")
-        return type(self) if state is None or not state.path else state.user_class
+        return type(self) if state is None or not state.path or compat.dynamo_traces() else state.user_class
 
     @__class__.setter
     def __class__(self, cls: type) -> None:  # torch.distributed's fully_shard derives a class of its own
