@@ -173,6 +173,34 @@ def test_forged_module_class_is_refused(saved: Path) -> None:
         fq.load(saved)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"forward": ["function", "getattr"]},
+        {"forward": ["function", "torch.relu"]},
+        {"forward": "x"},
+        {"__class__": 1},
+        {"__call__": ["function", "max"]},
+        {"_call_impl": 3},
+        {"_forward_hooks": ["dict"]},
+    ],
+    ids=str,
+)
+def test_settings_cannot_take_the_place_of_methods(saved: Path, settings: dict[str, Any]) -> None:
+    def change(modules: Any) -> None:
+        named = ["dict", *([key, value] for key, value in settings.items())]
+        modules["evil"] = {
+            **{"kind": "stock", "class": "torch.nn.modules.linear.Identity"},
+            **{"settings": named, "absent": []},
+        }
+        call = ["call_module", "evil", "evil", ["tuple", ["node", "input_1"], "__class__"], ["dict"], ["dict"]]
+        modules[""]["graph"].insert(1, call)
+
+    forge(saved, change)
+    with pytest.raises(fq.ArchiveError, match=r"would hide|unknown kind|no model"):
+        fq.load(saved)
+
+
 def test_a_call_of_what_is_no_module_is_refused(saved: Path) -> None:
     row = ["call_module", "evil", "to_folder", ["tuple", "x"], ["dict"], ["dict"]]
     forge(saved, lambda modules: modules[""]["graph"].insert(1, row))

@@ -24,6 +24,7 @@ from torch.fx.node import _get_qualified_name
 
 from fxquant.core.boundary import Boundary, QParams
 from fxquant.core.encode import META_KEYS, Ref, decode_graph, encode_graph
+from fxquant.core.language import ACTIVATIONS
 from fxquant.core.nodes import TensorInfo
 from fxquant.core.ops import OPS
 from fxquant.core.plan import Decision, Note
@@ -79,10 +80,6 @@ def tensor_methods() -> frozenset[str]:
 def function_name(function: Callable[..., Any]) -> str:
     """The name under which a function is stored."""
     return _get_qualified_name(function).replace("_operator.", "operator.")
-
-
-def _name_of(value: Any) -> str:
-    return function_name(value) if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) else ""
 
 
 def find_function(name: str, extra: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -173,8 +170,8 @@ def to_json(value: Any) -> Any:
         return ["device", str(value)]
     if value is Ellipsis:
         return ["ellipsis"]
-    if callable(value) and _functions().get(_name_of(value)) is value:
-        return ["function", _name_of(value)]  # a layer's activation
+    if any(value is function for function in ACTIVATIONS):
+        return ["function", function_name(value)]  # a layer's activation
     if type(value).__name__ in _VALUES and dataclasses.is_dataclass(value):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return ["value", type(value).__name__, to_json(fields)]
@@ -207,7 +204,9 @@ def from_json(value: Any) -> Any:
     if tag == "ellipsis":
         return Ellipsis
     if tag == "function":
-        return find_function(rest[0], {})
+        named = [function for function in ACTIVATIONS if function_name(function) == rest[0]]
+        if named:
+            return named[0]
     if tag == "value" and rest[0] in _VALUES:
         return _VALUES[rest[0]](**from_json(rest[1]))
     raise ArchiveError(f"the file holds a value of the unknown kind {tag!r}.")

@@ -7,7 +7,6 @@ user     any other module: the name of its class, to compare with what the float
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -17,22 +16,11 @@ from fxquant.core.graph import user_class
 from fxquant.core.graph_json import from_json, to_json
 from fxquant.core.spec import Spec
 from fxquant.errors import ArchiveError
-from fxquant.modules import attention, cells, recurrent, substitute, transformer
+from fxquant.export.stock_fields import check_settings, fields_of, stock_classes
 from fxquant.passes.convert_weights import QuantizedWeight, shell_of
 
 Row = dict[str, Any]
-_NOT_SETTINGS = frozenset((*nn.Module().__dict__, "_fxquant_tree"))
 _HOLDER = ("weight", "weight_scale", "weight_zero_point", "bias")
-
-
-@functools.cache
-def _classes() -> dict[str, type[nn.Module]]:
-    """The module classes that a file may name."""
-    found = [*vars(nn).values(), nn.modules.linear.NonDynamicallyQuantizableLinear]
-    for source in (attention, cells, recurrent, substitute, transformer):
-        found += vars(source).values()
-    classes = (value for value in found if isinstance(value, type) and issubclass(value, nn.Module))
-    return {name_of(cls): cls for cls in classes}
 
 
 def name_of(cls: type) -> str:
@@ -42,7 +30,7 @@ def name_of(cls: type) -> str:
 
 def stock_class(name: str) -> type[nn.Module] | None:
     """The class of torch.nn or fxquant.modules with this name."""
-    return _classes().get(name)
+    return stock_classes().get(name)
 
 
 def same_class(cls: type, name: str) -> bool:
@@ -55,9 +43,10 @@ def stock_row(module: nn.Module) -> Row | None:
     """The row of a stock module; None if it is none, or has settings that are not plain."""
     if stock_class(name_of(type(module))) is not type(module):
         return None
-    settings = {key: value for key, value in module.__dict__.items() if key not in _NOT_SETTINGS}
+    fields = fields_of(type(module))
+    settings = {key: value for key, value in module.__dict__.items() if key in fields}
     try:
-        stored = to_json(settings)
+        stored = to_json(check_settings(type(module), settings))
     except ArchiveError:
         return None
     absent = [name for name, value in (*module._parameters.items(), *module._buffers.items()) if value is None]
@@ -87,14 +76,10 @@ def build_stock(row: Row) -> nn.Module:
         raise ArchiveError(f"the file names the module class {row['class']!r}, which torch.nn does not have.")
     module = cls.__new__(cls)
     nn.Module.__init__(module)
-    module.__dict__.update({key: value for key, value in from_json(row["settings"]).items() if _is_setting(key)})
+    module.__dict__.update(check_settings(cls, from_json(row["settings"])))
     for name in row["absent"]:  # a norm without running statistics still has the attribute
         module.register_buffer(str(name), None)
     return module
-
-
-def _is_setting(key: object) -> bool:
-    return isinstance(key, str) and key not in _NOT_SETTINGS
 
 
 def build_weight(row: Row, part: nn.Module | None) -> QuantizedWeight:
