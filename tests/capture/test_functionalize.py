@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import fxquant as fq
 from fxquant.capture import capture
 from fxquant.capture.capture import Method
 from fxquant.capture.functionalize import functionalize
@@ -232,3 +234,29 @@ def test_sizes_do_not_tie_tensors_together() -> None:
     assert not next(node for node in region.graph.nodes if node.target == "fc").meta.get("mutated")
     x = torch.randn(4, 4)
     assert torch.equal(region(x), Sizes.forward(region, x))
+
+
+class Levels(nn.Module):
+    """A backbone that keeps what its in-place activations return, by name, as SSDlite's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU6(inplace=True))
+        self.second = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU6(inplace=True))
+        self.head = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> tuple[OrderedDict[str, Tensor], OrderedDict[str, Tensor]]:
+        levels: OrderedDict[str, Tensor] = OrderedDict()
+        levels["first"] = x = self.first(x)
+        levels["second"] = self.second(x)
+        return OrderedDict((name, self.head(level)) for name, level in levels.items()), levels
+
+
+def test_tensors_kept_in_one_container_do_not_share_memory_by_that() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    quantized = fq.quantize(Levels(), [x])
+    assert {row.status for row in fq.explain(quantized)} == {"int8"}
+    prepared = fq.prepare_qat_fx(Levels().train(), fq.get_default_qat_qconfig_mapping("x86"), (x,))
+    heads, levels = prepared(x)
+    (heads["first"].sum() + levels["second"].sum()).backward()
+    assert all(parameter.grad is not None for parameter in prepared.parameters())

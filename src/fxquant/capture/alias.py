@@ -1,6 +1,6 @@
 """Which nodes may share memory: views, slices and pass-through ops, told from ATen's own schemas.
 
-Two nodes are in one alias set if a chain of possible views joins them. What is not known counts as a view.
+Two nodes may share memory if both may be views of something that one node made. What is not known counts as a view.
 """
 
 from __future__ import annotations
@@ -66,39 +66,32 @@ def may_be_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
 
 
 class AliasSets:
-    """Union of nodes that may share memory; without `views`, of nodes that may be the same tensor."""
+    """The memory that each node may share; without `views`, the tensors that it may be.
+
+    A node that may be a view of several (a container, a call of the user's code) shares memory with each of them, and
+    does not make them share it with one another.
+    """
 
     def __init__(
         self, graph: fx.Graph, root: nn.Module, ops: OpTable, mutates: dict[fx.Node, fx.Node], views: bool = True
     ) -> None:
         may_join = may_alias_input if views else may_be_input
-        self._parent: dict[fx.Node, fx.Node] = {}
-        by_attribute: dict[Any, fx.Node] = {}
+        self._origins: dict[fx.Node, frozenset[Any]] = {}  # nodes that made the memory, names of the model's tensors
         plain: set[fx.Node] = set()  # sizes and other numbers, which share no memory
         for node in graph.nodes:
             if _is_plain(node, plain):
                 plain.add(node)
+                self._origins[node] = frozenset()
                 continue
-            if node.op == "get_attr":
-                self._join(node, by_attribute.setdefault(node.target, node))
-            if node.op in ("placeholder", "get_attr", "output"):
-                continue
+            sources: list[fx.Node] = []
             if node in mutates:
-                self._join(node, mutates[node])  # an in-place op returns what it mutates
-            elif node.users and may_join(node, root, ops):
-                for source in node.all_input_nodes:
-                    if source not in plain:
-                        self._join(node, source)
-
-    def _find(self, node: fx.Node) -> fx.Node:
-        while (parent := self._parent.get(node, node)) is not node:
-            node = parent
-        return node
-
-    def _join(self, one: fx.Node, other: fx.Node) -> None:
-        self._parent[self._find(one)] = self._find(other)
+                sources = [mutates[node]]  # an in-place op returns what it mutates
+            elif node.op not in ("placeholder", "get_attr", "output") and node.users and may_join(node, root, ops):
+                sources = node.all_input_nodes
+            made = frozenset((node.target if node.op == "get_attr" else node,))
+            self._origins[node] = frozenset().union(*(self._origins[source] for source in sources)) or made
 
     def of(self, node: fx.Node) -> list[fx.Node]:
-        """All nodes in the alias set of a node, in graph order."""
-        root = self._find(node)
-        return [other for other in node.graph.nodes if self._find(other) is root]
+        """All nodes that may share memory with a node, in graph order."""
+        mine = self._origins[node]
+        return [other for other in node.graph.nodes if other is node or not mine.isdisjoint(self._origins[other])]
