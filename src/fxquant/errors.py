@@ -15,7 +15,7 @@ class CaptureError(FxQuantError):
     """A model that could not be turned into a graph.
 
     `reason` says why, `where` names the user's file and line, `path` the module whose code it is (None if unknown).
-    `data_dependent` is True where code takes a decision by the values in a tensor, which no graph can hold.
+    `data_dependent` is True where code decides by the values in a tensor, or by the mode, which no graph can hold.
     """
 
     def __init__(

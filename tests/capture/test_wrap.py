@@ -33,6 +33,11 @@ def fx_branch(x: Tensor) -> Tensor:
 torch.fx.wrap("fx_branch")
 
 
+@fq.wrap()
+def keep_negative(x: Tensor) -> Tensor:
+    return x if float(x.sum()) < 0 else -x
+
+
 class WrappedFunction(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -353,3 +358,23 @@ def test_bodies_inside_bodies_keep_their_parts() -> None:
     converted = fq.quantize(model, data)
     assert int8_paths(converted) == {"inner.fc", "inner.rnn.layers.0.0.ih", "inner.rnn.layers.0.0.step.hh"}
     assert sqnr_db(model(data[0]), converted(data[0])) > 25
+
+
+def test_with_parentheses_it_is_the_same_decorator() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.turn(keep_negative(self.fc(x)))
+
+        @fq.wrap()
+        def turn(self, x: Tensor) -> Tensor:
+            return x if float(x.mean()) > 0 else x * 2
+
+    x = torch.randn(4, 8)
+    quantized = fq.quantize(Model(), [x, -x])
+    assert isinstance(quantized, Region)
+    for each in (x, -x):
+        assert float(quantized(each).sum()) < 0

@@ -20,6 +20,7 @@ from fxquant.capture.fold_constants import fold_constants
 from fxquant.capture.functionalize import functionalize
 from fxquant.capture.inputs import Slot, as_call
 from fxquant.capture.lift import lift
+from fxquant.capture.modes import check_eval
 from fxquant.capture.origin import locate, reason
 from fxquant.capture.probe import probe_ones
 from fxquant.capture.trace import trace
@@ -63,8 +64,8 @@ def symbolic(job: Job) -> Region:
     """The region of a symbolic trace, or a CaptureError. The example's sizes are used only if it fails without."""
     try:
         return _symbolic(job, concrete=False)
-    except CaptureError:
-        if not job.has_example:
+    except CaptureError as error:
+        if not job.has_example or error.data_dependent:
             raise
     return _symbolic(job, concrete=True)
 
@@ -152,5 +153,7 @@ def check(job: Job, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any
             "The model may depend on values or on state that a graph cannot hold; mark the module that does as "
             "non-traceable, or try the other method."
         )
+    if job.model.training and not evaluated:
+        check_eval(reference, region, args, kwargs)
     for node in region.graph.nodes:
         node.meta = {key: value for key, value in node.meta.items() if key in META_KEYS}

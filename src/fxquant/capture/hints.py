@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 _HINTS = (
+    (
+        "branches on self.training",
+        "nothing, if the parts are quantized; else put the branch into a function marked with fxquant.wrap",
+    ),
     ("control flow", "put the branch in a function marked with fxquant.wrap, or write it with torch.where"),
     ("cannot be iterated", "loop over a fixed number, or mark the function with the loop with fxquant.wrap"),
     ("'len' is not supported", "use x.shape[0], or mark the function with fxquant.wrap"),

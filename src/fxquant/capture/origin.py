@@ -81,10 +81,10 @@ def locate(error: BaseException, root: nn.Module) -> tuple[str, str]:
                 path = paths[id(owner)]
                 module = f" of module {path!r} ({type(owner).__name__})" if path else f" of {type(owner).__name__}"
         trace = trace.tb_next
-    return line + module if line else _forward_line(root), path
+    return line + module if line else forward_line(root), path
 
 
-def _forward_line(root: nn.Module) -> str:
+def forward_line(root: nn.Module) -> str:
     """Where the model's own forward begins; an empty string if that is not the user's code."""
     code = getattr(type(root).forward, "__code__", None)
     if code is None or not is_users(code.co_filename):

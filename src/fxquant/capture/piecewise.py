@@ -287,11 +287,15 @@ class _Pieces:
 
     def _difference(self) -> str | None:
         args, kwargs = self.job.call()
-        try:
-            with evaluating(self.tree):
-                return difference(run(self.tree, args, kwargs), self.recording.outputs)
-        except Exception as error:
-            return reason(error)
+        for training, theirs in self.recording.outputs.items():
+            try:
+                with evaluating(self.tree, not training):
+                    found = difference(run(self.tree, args, kwargs), theirs)
+            except Exception as error:
+                found = reason(error)
+            if found:
+                return found
+        return None
 
     def finish(self) -> nn.Module:
         job = self.job

@@ -56,40 +56,47 @@ class Recording:
     calls: dict[str, list[Call]] = field(default_factory=dict)
     uses: dict[str, list[Use]] = field(default_factory=dict)  # by the first name of the parameter
     stateful: dict[str, list[str]] = field(default_factory=dict)
-    outputs: Any = None
+    outputs: dict[bool, Any] = field(default_factory=dict)  # by the mode: whether the model was training
 
     def calls_of(self, path: str) -> list[Call]:
         return self.calls.get(self.first.get(path, path), [])
 
 
 def record_calls(tree: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
-    """Run a clone of the user's model (it is left as it was) and write down what happens."""
+    """Run a clone of the user's model (it is left as it was) and write down what happens.
+
+    A model in train mode is run in both modes; it may well take the example inputs in one of them only.
+    """
     paths = {id(module): path for path, module in tree.named_modules()}
     first = {path: paths[id(module)] for path, module in tree.named_modules(remove_duplicate=False)}
     recording = Recording(first=first)
     before = attributes(tree)
-    watch = _Watch(tree, recording)
-    try:
-        with _hooked(tree, recording, watch.running), evaluating(tree), watch:
-            recording.outputs = run(tree, args, kwargs, keep_attributes=True)
-    except Exception as error:
-        where, path = locate(error, tree)
-        text = f"the model itself fails on the example inputs: {reason(error)} At {where}. Pass others."
-        raise CaptureError(text, reason=reason(error), where=where, path=path) from error
-    recording.stateful = changed(before, attributes(tree))
-    restore(tree, before)
+    for training in (False, True) if tree.training else (False,):
+        watch = _Watch(tree, recording)
+        try:
+            with _hooked(tree, recording, watch.running), evaluating(tree, not training), watch:
+                recording.outputs[training] = run(tree, args, kwargs, keep_attributes=True)
+        except Exception as error:
+            failed, (where, path) = error, locate(error, tree)
+        for at, names in changed(before, attributes(tree)).items():
+            recording.stateful.setdefault(at, []).extend(names)
+        restore(tree, before)
+    if not recording.outputs:
+        text = f"the model itself fails on the example inputs: {reason(failed)} At {where}. Pass others."
+        raise CaptureError(text, reason=reason(failed), where=where, path=path) from failed
     return recording
 
 
 @contextlib.contextmanager
 def _hooked(tree: nn.Module, recording: Recording, running: list[str]) -> Iterator[None]:
     handles = []
+    earlier = {path: len(calls) for path, calls in recording.calls.items()}
     for path, module in tree.named_modules():
 
         def enter(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
             running.append(path)
             calls = recording.calls.setdefault(path, [])
-            if len(calls) < _MOST_CALLS:
+            if len(calls) - earlier.get(path, 0) < _MOST_CALLS:
                 calls.append(Call(copy_inputs(args), copy_inputs(kwargs)))
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:

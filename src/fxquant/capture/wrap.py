@@ -1,6 +1,6 @@
 """`wrap`: the body of a function, a method or a module class stays as written, as one call in the graph.
 
-    @fq.wrap                                 a function, or a method of a module
+    @fq.wrap, @fq.wrap()                     a function, or a method of a module
     fq.wrap("package.module.function")       the same for code that is not ours to edit
     @fq.wrap class Head(nn.Module): ...      a module class: its forward
 
@@ -33,16 +33,21 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 
 
 @overload
+def wrap(target: None = None) -> Callable[[_T], _T]: ...
+@overload
 def wrap(target: str) -> Callable[..., Any]: ...
 @overload
 def wrap(target: _T) -> _T: ...
 
 
-def wrap(target: Any) -> Any:
+def wrap(target: Any = None) -> Any:
     """Leave the body of a function, method or module class as written: one call in a captured graph.
 
-    Modules that are called inside still take qconfigs and are quantized. As a decorator, or with a dotted name.
+    Modules that are called inside still take qconfigs and are quantized. As a decorator, with or without parentheses,
+    or with a dotted name.
     """
+    if target is None:
+        return wrap
     if isinstance(target, str):
         return _wrap_named(target)
     if isinstance(target, staticmethod):
