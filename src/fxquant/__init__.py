@@ -6,8 +6,8 @@ from fxquant.api import load, quantize, save
 from fxquant.capture.wrap import wrap
 from fxquant.core.boundary import Boundary, QParams, boundary_qparams
 from fxquant.core.custom_config import ConvertCustomConfig, FuseCustomConfig, PrepareCustomConfig, QuantType
-from fxquant.core.mapping import QConfigMapping
 from fxquant.core.qconfig import QConfig
+from fxquant.core.qconfig_mapping import QConfigMapping
 from fxquant.core.spec import Spec
 from fxquant.core.target import Target
 from fxquant.errors import (

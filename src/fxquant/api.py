@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fxquant.arguments import either
 from fxquant.capture import Method
-from fxquant.core.custom_config import ConvertCustomConfig, PrepareCustomConfig
-from fxquant.core.mapping import QConfigMapping
+from fxquant.core.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
+from fxquant.core.qconfig_mapping import QConfigMapping
 from fxquant.core.target import Target
 from fxquant.engines.choose import Engine, apply_engine, available, check_engine, fastest, on_engines
 from fxquant.errors import CalibrationError, ConfigError
@@ -39,6 +40,8 @@ def quantize(
     engine: Engine = "onednn",
     prepare_custom_config: PrepareCustomConfig | Mapping[str, Any] | None = None,
     convert_custom_config: ConvertCustomConfig | Mapping[str, Any] | None = None,
+    prepare_custom_config_dict: Mapping[str, Any] | None = None,
+    convert_custom_config_dict: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Quantize a model in one call: prepare, calibrate, convert.
 
@@ -55,6 +58,7 @@ def quantize(
         batch, data = _peek(data)
         example_inputs, example_kwargs = _as_example(batch, model)
     check_engine(engine)
+    converting = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
     if engine == "auto" and not available():
         engine = "reference"
     hardware = _targets(target, engine, mode)
@@ -70,6 +74,7 @@ def quantize(
                 _mapping(mode, wanted) if qconfig_mapping is None else qconfig_mapping,
                 example_inputs if example_inputs is not None else (),
                 prepare_custom_config,
+                prepare_custom_config_dict=prepare_custom_config_dict,
                 example_kwargs=example_kwargs,
                 target=wanted,
                 method=method,
@@ -81,8 +86,8 @@ def quantize(
         if data is not None and mode == "static":
             calibrate(prepared, data, num_batches=num_batches)
         if engine != "auto":
-            return convert_fx(prepared, convert_custom_config, engine=engine)
-        plain = convert_fx(prepared, convert_custom_config, engine="reference")
+            return convert_fx(prepared, converting, engine=engine)
+        plain = convert_fx(prepared, converting, engine="reference")
         converted.update(on_engines(plain, engines))
     if isinstance(example_inputs, Mapping):
         example_inputs, example_kwargs = (), example_inputs

@@ -203,6 +203,8 @@ class _Assembly:
         if entry.qconfig_mapping is not None:
             rules = Rules(entry.qconfig_mapping, self.rules.same_op, root=here)
         custom = entry.prepare_custom_config or PrepareCustomConfig()
+        if rules is not self.rules:
+            custom = custom.with_standalone(rules.mapping.standalone)
         job = _Assembly(
             model=module,
             rules=rules,

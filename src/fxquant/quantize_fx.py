@@ -83,6 +83,8 @@ def fuse_fx(
     model: nn.Module,
     fuse_custom_config: FuseCustomConfig | Mapping[str, Any] | None = None,
     backend_config: object = None,
+    *,
+    fuse_custom_config_dict: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Fold batch norms into the ops before them. Optional: `prepare_fx` does the same.
 
@@ -92,7 +94,8 @@ def fuse_fx(
     refuse_backend_config(backend_config)
     if model.training:
         raise StageError("fuse_fx folds batch norms, so the model must be in eval mode. Call model.eval() first.")
-    check_preserved(model, as_fuse_config(fuse_custom_config).preserved_attributes, "fuse_fx")
+    custom = as_fuse_config(either(fuse_custom_config, fuse_custom_config_dict, "fuse_custom_config"))
+    check_preserved(model, custom.preserved_attributes, "fuse_fx")
     fused = capture(model, None, method="symbolic")
     run_passes(fused, (("hoist_rank", hoist_rank), ("fold_bn", fold_bn)), "fused")
     return fused
@@ -132,6 +135,7 @@ def prepare_fx(
             "Use a post-training qconfig, such as get_default_qconfig('x86')."
         )
     custom = as_prepare_config(either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config"))
+    custom = custom.with_standalone(rules.mapping.standalone)
     check_preserved(model, custom.preserved_attributes, "prepare_fx")
     asked = Asked(by_name(target), method, strict, concrete_args or {})
     return _prepare(model, rules, custom, read_examples(example_inputs, example_kwargs), asked, training=False)
@@ -170,6 +174,7 @@ def prepare_qat_fx(
             "or say how a spec is trained: Spec(learn='ste')."
         )
     custom = as_prepare_config(either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config"))
+    custom = custom.with_standalone(rules.mapping.standalone)
     check_preserved(model, custom.preserved_attributes, "prepare_qat_fx")
     own = clone_tree(model, share_tensors=False)
     asked = Asked(by_name(target), method, strict, concrete_args or {})
@@ -272,10 +277,24 @@ def convert_fx(
 
 
 def convert_to_reference_fx(
-    graph_module: nn.Module, convert_custom_config: ConvertCustomConfig | Mapping[str, Any] | None = None
+    graph_module: nn.Module,
+    convert_custom_config: ConvertCustomConfig | Mapping[str, Any] | None = None,
+    _remove_qconfig: bool = True,
+    qconfig_mapping: object = None,
+    backend_config: object = None,
+    *,
+    convert_custom_config_dict: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """`convert_fx` with the plain QDQ graph, whatever the default engine."""
-    return convert_fx(graph_module, convert_custom_config, engine="reference")
+    custom = either(convert_custom_config, convert_custom_config_dict, "convert_custom_config")
+    return convert_fx(
+        graph_module,
+        as_convert_config(custom),
+        _remove_qconfig,
+        qconfig_mapping,
+        backend_config,
+        engine="reference",
+    )
 
 
 def _quantize_boundary(region: Region, scope: Scope, target: Target, training: bool) -> Region:

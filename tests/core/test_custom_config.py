@@ -365,3 +365,31 @@ def test_a_rule_can_leave_a_custom_module_in_float() -> None:
     mapping = fq.get_default_qconfig_mapping("x86").set_object_type(Scale, None)
     prepared = fq.prepare_fx(model, mapping, (data[0],), config)
     assert type(prepared.get_submodule("1")) is Scale
+
+
+def test_configs_go_through_their_dict_form() -> None:
+    inner = PrepareCustomConfig().set_input_quantized_indexes([0])
+    config = (
+        PrepareCustomConfig()
+        .set_standalone_module_name("middle", MAPPING, (torch.ones(2, 8),), inner, None)
+        .set_standalone_module_class(Block)
+        .set_non_traceable_module_names(["last"])
+        .set_output_quantized_indexes([1])
+        .set_preserved_attributes(["classes"])
+    )
+    again = PrepareCustomConfig.from_dict(config.to_dict())
+    assert again.to_dict().keys() == config.to_dict().keys() and len(config.to_dict()) == 5
+    assert again.standalone_module_names["middle"].qconfig_mapping is MAPPING
+    entry = again.standalone_module_names["middle"].prepare_custom_config
+    assert entry is not None and entry.to_dict() == {"input_quantized_idxs": [0]}
+    assert fq.ConvertCustomConfig().to_dict() == fq.FuseCustomConfig().to_dict() == {}
+
+
+def test_the_older_names_work_in_every_call() -> None:
+    model, data = net()
+    prepare, kept = {"non_traceable_module_name": ["middle"]}, {"preserved_attributes": ["classes"]}
+    fq.fuse_fx(model, fuse_custom_config_dict=kept)
+    prepared = fq.calibrate(fq.prepare_fx(model, MAPPING, (data[0],), prepare_custom_config_dict=prepare), data)
+    fq.convert_to_reference_fx(prepared, convert_custom_config_dict=kept)
+    quantized = fq.quantize(model, data, prepare_custom_config_dict=prepare, convert_custom_config_dict=kept)
+    assert status(quantized)["middle"] == "float"

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxquant as fq
+from fxquant.core.graph import regions
 from fxquant.core.mapping import Rules, Site
 from fxquant.core.ops import OPS
 from fxquant.passes.candidates import same_op
@@ -152,4 +153,42 @@ def test_torch_ao_qat_and_dynamic_qconfigs() -> None:
     assert dynamic is not None
     assert dynamic.is_dynamic
     float16 = fq.QConfigMapping().set_global(ao.float16_static_qconfig).global_qconfig
-    assert float16 == fq.QConfig()
+    assert float16 == fq.QConfig(weight="float16")
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x)) + x
+
+
+@pytest.mark.parametrize(
+    "key", [{"standalone_module_name": ["first"]}, {"standalone_module_class": [nn.Sequential]}], ids=["name", "class"]
+)
+def test_a_qconfig_dict_names_standalone_modules(key: dict) -> None:
+    qconfig = fq.get_default_qconfig("x86")
+    config = {"": qconfig, "object_type": [(nn.ReLU, qconfig)], **key}
+    prepared = fq.prepare_fx(Parts().eval(), config, (torch.randn(2, 4),))
+    assert [path for path, _ in regions(prepared)] == ["", "first"]
+    mapping = fq.QConfigMapping.from_dict(config)
+    assert mapping == fq.QConfigMapping.from_dict(mapping.to_dict())
+    flat = fq.prepare_fx(Parts().eval(), {"": qconfig, "last": None, **key}, (torch.randn(2, 4),))
+    assert [path for path, _ in regions(flat)] == ["", "first"]
+
+
+@pytest.mark.parametrize(
+    ("name", "op"), [("torch.nn.functional.add", "add"), ("torch.nn.Linear", "linear"), ("torch.relu", "relu")]
+)
+def test_a_dotted_name_stands_for_what_torch_has_or_had(name: str, op: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = {"": fq.get_default_qconfig("x86"), "object_type": [(name, None), (None, None)]}
+    rows = fq.explain(fq.prepare_fx(Parts().eval(), config, (torch.randn(2, 4),)))
+    assert {row.rule for row in rows if row.kind == op} == {f"object_type={name}"}
+    assert ("read as 'add'" in caplog.text) == (op == "add")
+
+
+def test_set_global_on_the_class_starts_a_mapping() -> None:
+    qconfig = fq.get_default_qconfig("x86")
+    assert fq.QConfigMapping.set_global(qconfig) == fq.QConfigMapping().set_global(qconfig)

@@ -71,6 +71,16 @@ def set_pairs(setter: Callable[..., object], by_type: Any) -> None:
             setter(one, other, quant_type)
 
 
+def by_quant_type(pairs: Mapping[Any, Mapping[type, type]]) -> dict[str, dict[type, type]]:
+    """Pairs of classes as `{quant type: {class: class}}`, which `set_pairs` reads."""
+    return {quant_type.value: dict(by_class) for quant_type, by_class in pairs.items()}
+
+
+def given(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that hold something, lists copied."""
+    return {key: list(value) if isinstance(value, list) else value for key, value in entries.items() if value}
+
+
 def as_dict(config: object, what: str) -> Mapping[str, Any]:
     """A config as a dict: given as one, or by torch.ao's object."""
     if isinstance(config, Mapping):

@@ -6,6 +6,7 @@ All plain attributes of a model are kept, so `preserved_attributes` only checks 
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from fxquant.core.config_forms import (
     as_dict,
     as_indexes,
     as_strings,
+    by_quant_type,
     closest,
+    given,
     need_method,
     need_module_class,
     read_keys,
@@ -43,6 +46,11 @@ class Standalone:
     example_inputs: tuple[Any, ...] | None = None
     prepare_custom_config: PrepareCustomConfig | None = None
 
+    def row(self) -> tuple[Any, ...]:
+        """What follows the name or class in a dict: mapping, example inputs, custom config, backend config."""
+        custom = self.prepare_custom_config
+        return self.qconfig_mapping, self.example_inputs, None if custom is None else custom.to_dict(), None
+
 
 ModulePairs = dict[QuantType, dict[type[nn.Module], type[nn.Module]]]
 
@@ -66,6 +74,10 @@ class FuseCustomConfig:
             "fuse_custom_config", fuse_custom_config_dict, {"preserved_attributes": config.set_preserved_attributes}
         )
         return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """The dict form; `from_dict` reads it back."""
+        return given({"preserved_attributes": self.preserved_attributes})
 
 
 class PrepareCustomConfig:
@@ -172,6 +184,33 @@ class PrepareCustomConfig:
         read_keys("prepare_custom_config", prepare_custom_config_dict, setters)
         return config
 
+    def to_dict(self) -> dict[str, Any]:
+        """The dict form; `from_dict` reads it back."""
+        names, classes = self.standalone_module_names.items(), self.standalone_module_classes.items()
+        return given(
+            {
+                "standalone_module_name": [(name, *entry.row()) for name, entry in names],
+                "standalone_module_class": [(cls, *entry.row()) for cls, entry in classes],
+                "float_to_observed_custom_module_class": by_quant_type(self.float_to_observed_mapping),
+                "non_traceable_module_name": self.non_traceable_module_names,
+                "non_traceable_module_class": self.non_traceable_module_classes,
+                "input_quantized_idxs": self.input_quantized_indexes,
+                "output_quantized_idxs": self.output_quantized_indexes,
+                "preserved_attributes": self.preserved_attributes,
+            }
+        )
+
+    def with_standalone(self, rows: Mapping[str, list[Any]]) -> PrepareCustomConfig:
+        """The same config with standalone modules that a qconfig_dict names."""
+        if not any(rows.values()):
+            return self
+        config = copy.copy(self)
+        config.standalone_module_names = dict(self.standalone_module_names)
+        config.standalone_module_classes = dict(self.standalone_module_classes)
+        set_each(config.set_standalone_module_name, rows.get("standalone_module_name", ()))
+        set_each(config.set_standalone_module_class, rows.get("standalone_module_class", ()))
+        return config
+
 
 class ConvertCustomConfig:
     """Options of `convert_fx`."""
@@ -207,6 +246,15 @@ class ConvertCustomConfig:
         }
         read_keys("convert_custom_config", convert_custom_config_dict, setters)
         return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """The dict form; `from_dict` reads it back."""
+        return given(
+            {
+                "observed_to_quantized_custom_module_class": by_quant_type(self.observed_to_quantized_mapping),
+                "preserved_attributes": self.preserved_attributes,
+            }
+        )
 
 
 def as_prepare_config(config: object) -> PrepareCustomConfig:

@@ -1,4 +1,4 @@
-"""QConfigMapping: the user's rules, and which of them wins at a node.
+"""Which of the user's rules (a QConfigMapping, a dict, callables) wins at a node.
 
 Priority, rising: global, object type, regex (in order, first match), module name (nearest parent counts), and
 (module name, object type, index). A rule with the value None leaves what it matches in float and unfused.
@@ -7,103 +7,20 @@ Priority, rising: global, object type, regex (in order, first match), module nam
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from fxquant.core.config_forms import closest
 from fxquant.core.qconfig import QConfig, as_qconfig
+from fxquant.core.qconfig_mapping import STANDALONE, QConfigMapping
 from fxquant.errors import ConfigError
 
-_DICT_KEYS = ("", "global", "object_type", "module_name_regex", "module_name", "module_name_object_type_order")
-
-
-class QConfigMapping:
-    """Rules from parts of a model to qconfigs. The setters return self, so that they chain."""
-
-    def __init__(self) -> None:
-        self.global_qconfig: QConfig | None = None
-        self.object_type_qconfigs: dict[Any, QConfig | None] = {}
-        self.module_name_regex_qconfigs: dict[str, QConfig | None] = {}
-        self.module_name_qconfigs: dict[str, QConfig | None] = {}
-        self.module_name_object_type_order_qconfigs: dict[tuple[str, Any, int], QConfig | None] = {}
-
-    def set_global(self, global_qconfig: object) -> QConfigMapping:
-        """What holds where no other rule does."""
-        self.global_qconfig = as_qconfig(global_qconfig)
-        return self
-
-    def set_object_type(self, object_type: Any, qconfig: object) -> QConfigMapping:
-        """For a module class, a function, a method name; a class that is no op matches everything inside it."""
-        self.object_type_qconfigs[object_type] = as_qconfig(qconfig)
-        return self
-
-    def set_module_name_regex(self, module_name_regex: str, qconfig: object) -> QConfigMapping:
-        """For paths that `re.match` the pattern; the first pattern that matches wins."""
-        try:
-            re.compile(module_name_regex)
-        except re.error as error:
-            raise ConfigError(
-                f"module_name_regex {module_name_regex!r} is not a regular expression: {error}"
-            ) from error
-        self.module_name_regex_qconfigs[module_name_regex] = as_qconfig(qconfig)
-        return self
-
-    def set_module_name(self, module_name: str, qconfig: object) -> QConfigMapping:
-        """For a module path and everything below it, unless a longer path has a rule."""
-        self.module_name_qconfigs[module_name] = as_qconfig(qconfig)
-        return self
-
-    def set_module_name_object_type_order(
-        self, module_name: str, object_type: Any, index: int, qconfig: object
-    ) -> QConfigMapping:
-        """For the `index`-th op of a type directly inside a module."""
-        self.module_name_object_type_order_qconfigs[(module_name, object_type, index)] = as_qconfig(qconfig)
-        return self
-
-    @classmethod
-    def from_dict(cls, qconfig_dict: Mapping[str, Any]) -> QConfigMapping:
-        """From a `qconfig_dict`: `{"": q, "object_type": [(t, q)], ...}`, or the flat form `{"": q, "sub": q1}`."""
-        mapping = cls()
-        structured = any(
-            isinstance(value, (list, tuple)) and not hasattr(value, "weight") for value in qconfig_dict.values()
-        )
-        for key, value in qconfig_dict.items():
-            if key in ("", "global"):
-                mapping.set_global(value)
-            elif isinstance(value, (list, tuple)) and not hasattr(value, "weight"):
-                if key not in _DICT_KEYS:
-                    raise ConfigError(f"qconfig_dict key {key!r} is unknown.{_closest(key, _DICT_KEYS)}")
-                for entry in value:
-                    try:
-                        getattr(mapping, f"set_{key}")(*entry)
-                    except TypeError as error:
-                        raise ConfigError(f"qconfig_dict[{key!r}] has the entry {entry!r}: {error}") from error
-            elif structured:
-                raise ConfigError(f"qconfig_dict key {key!r} is unknown.{_closest(key, _DICT_KEYS)}")
-            else:
-                mapping.set_module_name(key, value)
-        return mapping
-
-    def to_dict(self) -> dict[str, Any]:
-        """The structured dict form; `from_dict` reads it back."""
-        orders = self.module_name_object_type_order_qconfigs.items()
-        return {
-            "": self.global_qconfig,
-            "object_type": list(self.object_type_qconfigs.items()),
-            "module_name_regex": list(self.module_name_regex_qconfigs.items()),
-            "module_name": list(self.module_name_qconfigs.items()),
-            "module_name_object_type_order": [(*key, value) for key, value in orders],
-        }
-
-    def __repr__(self) -> str:
-        return f"QConfigMapping.from_dict({self.to_dict()!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, QConfigMapping) and self.to_dict() == other.to_dict()
-
-    __hash__ = None  # type: ignore[assignment]
+log = logging.getLogger("fxquant")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,11 +59,6 @@ Setter = Callable[[str, str, Any], Any]
 MappingLike = QConfigMapping | Mapping[str, Any] | Setter | tuple[Setter, ...]
 
 
-def _closest(name: str, known: Iterable[str]) -> str:
-    match = difflib.get_close_matches(name, [k for k in known if k], n=1, cutoff=0.5)
-    return f" Closest: {match[0]!r}." if match else ""
-
-
 def _type_name(object_type: Any) -> str:
     return str(getattr(object_type, "__name__", object_type))
 
@@ -165,6 +77,7 @@ class Rules:
         self._root = root
         self._seen_paths: set[str] = set()
         self._matched: set[tuple[str, Any]] = set()
+        self._gone: set[str] = set()  # dotted names that torch does not have
         if isinstance(source, QConfigMapping):
             self.mapping = source
         elif isinstance(source, Mapping):
@@ -189,7 +102,8 @@ class Rules:
     @property
     def is_training(self) -> bool:
         tables = self.mapping.to_dict()
-        values = [tables[""], *(entry[-1] for key in tables if key for entry in tables[key])]
+        rules = [key for key in tables if key and key not in STANDALONE]
+        values = [tables[""], *(entry[-1] for key in rules for entry in tables[key])]
         return any(value is not None and value.is_training for value in values)
 
     def choose(self, site: Site) -> Choice:
@@ -221,13 +135,30 @@ class Rules:
         """How closely a type matches: the op itself counts most, then the nearest enclosing module."""
         if self._is_type(object_type, site):
             return len(site.scope) + 1
+        object_type = self._named(object_type)
         if isinstance(object_type, type):
             name = f"{object_type.__module__}.{object_type.__qualname__}"
             return max((i for i, (_, cls) in enumerate(site.scope) if cls == name), default=None)
         return None
 
     def _is_type(self, object_type: Any, site: Site) -> bool:
+        object_type = self._named(object_type)
         return self.same_op(object_type, site.spelling) or object_type == site.kind
+
+    def _named(self, object_type: Any) -> Any:
+        """What a dotted name stands for."""
+        if not isinstance(object_type, str) or "." not in object_type:
+            return object_type
+        first, *steps = object_type.split(".")
+        found: Any = torch if first == "torch" else None
+        for step in steps:
+            found = getattr(found, step, None)
+        if found is not None:
+            return found
+        if object_type not in self._gone:
+            self._gone.add(object_type)
+            log.warning("object_type %r: there is no such name; read as %r.", object_type, steps[-1])
+        return steps[-1]
 
     def _by_regex(self, site: Site) -> Choice | None:
         found: Choice | None = None
@@ -265,12 +196,14 @@ class Rules:
         for number, (kind, key) in enumerate(self._all_rules(), 1):
             if (kind, key) in self._matched or (self._foreign and kind == "object_type"):
                 continue
+            if kind == "object_type" and (key is None or key in self._gone):
+                continue
             if kind == "module_name" and key in paths:
                 continue
             if kind == "module_name_regex" and any(re.match(key, path) for path in paths):
                 continue
             shown = _type_name(key) if kind == "object_type" else repr(key)
-            hint = _closest(str(key), paths) if kind == "module_name" else ""
+            hint = closest(str(key), paths) if kind == "module_name" else ""
             what = {"object_type": "op", "module_name_object_type_order": "op"}.get(kind, "module")
             lines.append(f"rule {number} ({kind}={shown}) matches no {what}.{hint}")
         return lines

@@ -18,7 +18,7 @@ WRAPPED = "__fxquant_wrapped__"
 # on modules in which nothing is quantized, since the custom config says so
 LEFT_ALONE = "_fxquant_left_alone"
 
-Status = Literal["int8", "dynamic", "weight_only", "float"]
+Status = Literal["int8", "dynamic", "weight_only", "float16", "float"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +30,7 @@ class Note:
     weight: Spec | None = None
     bias: Spec | Int32 | None = None
     group: str | None = None
+    half: bool = False  # the weight is stored as float16
     observe_output: bool = True  # False where the output lies on the input's grid anyway
 
 

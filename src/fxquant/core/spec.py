@@ -9,6 +9,8 @@ range is found; the scale and zero point themselves are found by an observer (or
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -19,7 +21,7 @@ from fxquant.errors import ConfigError
 Granularity = Literal["per_tensor", "per_channel", "per_group"]
 ScaleKind = Literal["float", "pow2"]
 Rounding = Literal["half_even", "half_up", "floor"]
-ObserverKind = Literal["minmax", "moving_average", "percentile", "histogram", "entropy", "fixed"]
+ObserverKind = Literal["minmax", "moving_average", "percentile", "histogram", "entropy", "fixed", "custom"]
 Learn = Literal["ste", "lsq", "lsq+", "tqt", "pact"]
 Int32 = Literal["int32"]  # a bias as the accumulator holds it, at the scale of input times weight
 
@@ -38,7 +40,9 @@ class Spec:
     `axis` is the channel axis for "per_channel" and the grouped axis for "per_group" is the last one, in runs of
     `group_size`. `learn` makes it a spec for training: "ste" trains through the rounding with observed ranges, the
     others learn the range too ("tqt" a power of two). `percentile` is used by that observer only, `range` by "fixed"
-    only, `momentum` by "moving_average" only.
+    only, `momentum` by "moving_average" only, `factory` by "custom" only: it makes an observer of the user's own, a
+    module that is called with each batch and has a `calculate_qparams()`. `limits` are whole numbers inside of what the
+    bits hold, such as (-127, 127). No scale is below `min_scale`.
     """
 
     bits: int = 8
@@ -55,6 +59,9 @@ class Spec:
     percentile: float = 99.99
     momentum: float = 0.01
     range: tuple[float, float] | None = None
+    limits: tuple[int, int] | None = None
+    min_scale: float = 0.0
+    factory: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not MIN_BITS <= self.bits <= MAX_BITS:
@@ -77,12 +84,22 @@ class Spec:
                 f"Spec(observer={self.observer!r}, range={self.range!r}): "
                 "'fixed' needs a range=(low, high), and no other observer takes one."
             )
+        if (self.observer == "custom") != (self.factory is not None):
+            raise ConfigError(
+                f"Spec(observer={self.observer!r}, factory={self.factory!r}): "
+                "'custom' needs a factory that makes the observer, and no other observer takes one."
+            )
         if self.range is not None and not self.range[0] < self.range[1]:
             raise ConfigError(f"Spec(range={self.range!r}): expected (low, high) with low < high.")
         if not 50.0 < self.percentile <= 100.0:
             raise ConfigError(f"Spec(percentile={self.percentile!r}): expected a number above 50 and at most 100.")
         if not 0.0 < self.momentum <= 1.0:
             raise ConfigError(f"Spec(momentum={self.momentum!r}): expected a number above 0 and at most 1.")
+        if not 0.0 <= self.min_scale < math.inf:
+            raise ConfigError(f"Spec(min_scale={self.min_scale!r}): expected a number from 0 on.")
+        low, high = self._whole
+        if self.limits is not None and not (low <= self.limits[0] <= 0 < self.limits[1] <= high):
+            raise ConfigError(f"Spec(limits={self.limits!r}): expected (low, high) around 0, from {low} to {high}.")
         if self.dynamic and self.learn is not None:
             raise ConfigError("Spec(dynamic=True, learn=...): a range found at run time cannot be learned.")
         self._check_learn()
@@ -94,18 +111,26 @@ class Spec:
                 raise ConfigError("Spec(learn='tqt', symmetric=False): tqt is for symmetric grids. Use symmetric=True.")
         elif self.scale == "pow2" and self.learn not in (None, "ste"):
             raise ConfigError(f"Spec(scale='pow2', learn={self.learn!r}): use 'tqt', which learns powers of two.")
+        if self.learn not in (None, "ste") and (self.min_scale or self.factory is not None):
+            what = "min_scale" if self.min_scale else "factory"
+            raise ConfigError(f"Spec(learn={self.learn!r}, {what}=...): the range is learned. Leave {what} out.")
         if self.learn == "lsq+" and self.symmetric:
             raise ConfigError(
                 "Spec(learn='lsq+', symmetric=True): lsq+ learns an offset. Use symmetric=False or 'lsq'."
             )
 
     @property
+    def _whole(self) -> tuple[int, int]:
+        half = 1 << (self.bits - 1)
+        return (-half, half - 1) if self.signed else (0, 2 * half - 1)
+
+    @property
     def quant_min(self) -> int:
-        return -(1 << (self.bits - 1)) if self.signed else 0
+        return (self.limits or self._whole)[0]
 
     @property
     def quant_max(self) -> int:
-        return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
+        return (self.limits or self._whole)[1]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -117,6 +142,10 @@ class Spec:
     def trained(self) -> Spec:
         """The same spec for training: straight through the rounding, unless it says how. Dynamic ones stay."""
         return self if self.dynamic or self.learn is not None else self.with_(learn="ste")
+
+    def stored(self) -> Spec:
+        """The same spec as a plain value: how the range was found by code of the user's does not matter any more."""
+        return self if self.factory is None else self.with_(observer="minmax", factory=None)
 
     def with_(self, **changes: Any) -> Spec:
         """The same spec with some fields changed."""
@@ -131,6 +160,8 @@ class Spec:
             parts.append(f"per_channel{self.axis}")
         else:
             parts.append("per_tensor")
+        if self.limits is not None:
+            parts.append(f"[{self.limits[0]}, {self.limits[1]}]")
         if self.scale == "pow2":
             parts.append("pow2")
         parts.append("dynamic" if self.dynamic else self.learn or self.observer)

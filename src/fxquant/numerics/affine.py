@@ -43,19 +43,19 @@ def choose_qparams(low: Tensor, high: Tensor, spec: Spec) -> tuple[Tensor, Tenso
 
     Ranges are widened to include 0. Asymmetric: scale = (high - low) / (quant_max - quant_min), zero point nudged to a
     whole number. Symmetric signed: scale = absmax / quant_max, zero point 0. Symmetric unsigned: zero point 0 where
-    low >= 0, else the middle 2^(bits - 1). "pow2" rounds the scale up, so the range never overflows. The empty range
-    [0, 0] gets the scale 1.
+    low >= 0, else the middle of the grid, (quant_max + 1) / 2. "pow2" rounds the scale up, so the range never
+    overflows. The empty range [0, 0] gets the scale 1.
     """
     low = low.detach().to(torch.float32).clamp(-MAX_MAGNITUDE, 0.0)
     high = high.detach().to(torch.float32).clamp(0.0, MAX_MAGNITUDE)
-    middle = 0 if spec.signed else 1 << (spec.bits - 1)
+    middle = 0 if spec.signed else (spec.quant_max + 1) // 2
     if spec.symmetric:
         zero_point = torch.where(low < 0, middle, 0).to(torch.int32)
         steps = spec.quant_max - zero_point.to(torch.float32)
         scale = torch.maximum(-low, high) / steps
     else:
         scale = (high - low) / float(spec.quant_max - spec.quant_min)
-    scale = torch.where(scale > 0, scale.clamp_min(MIN_SCALE), 1.0)
+    scale = torch.where(scale > 0, scale.clamp_min(max(MIN_SCALE, spec.min_scale)), 1.0)
     if spec.scale == "pow2":
         scale = _next_power_of_two(scale)
     if not spec.symmetric:

@@ -40,6 +40,7 @@ from fxquant.numerics.merge_ranks import merge_over_ranks
 from fxquant.numerics.observers import Observer, make_observer
 from fxquant.numerics.ranges import tensor_range
 from fxquant.numerics.ranks import agree_on_mean
+from fxquant.numerics.straight_through import straight_through
 
 State = Literal["observe", "frozen", "train", "off"]
 STATES: tuple[State, ...] = get_args(State)  # saved by position: add new states at the end
@@ -94,7 +95,7 @@ class FakeQuant(nn.Module):
             return x
         if learns_range(self.spec):
             return learned_fake_quantize(self, x, self.spec)
-        return observed_fake_quantize(x, *self.observer.range(), self.spec)
+        return straight_through(x, *self.observer.qparams(), self.spec)
 
     def _is_ready(self) -> bool:
         """Whether there is a range; one that calibration left with the observer starts what is learned."""
@@ -137,8 +138,7 @@ class FakeQuant(nn.Module):
             return self.scale, self.zero_point
         if self.state == "train" and learns_range(self.spec) and self._is_ready():
             return learned_qparams(self, self.spec)
-        low, high = self.observer.range()
-        return choose_qparams(low, high, self.spec)
+        return self.observer.qparams()
 
     def freeze(self) -> None:
         """Fix scale and zero point, and quantize from now on. What was learned becomes a buffer."""

@@ -20,6 +20,7 @@ from typing_extensions import Self
 
 from fxquant.core.spec import Spec
 from fxquant.errors import CalibrationError, ConfigError, StageError
+from fxquant.numerics.affine import choose_qparams
 from fxquant.numerics.buffers import own_buffers, resize_to_loaded, restore_dtypes
 from fxquant.numerics.ranges import storage_order, tensor_range
 from fxquant.numerics.ranks import agree_on_range
@@ -58,6 +59,10 @@ class Observer(nn.Module):
         """(low, high), float32, shaped like the scale; StageError when nothing was seen."""
         self._check_seen()
         return self.low.clone(), self.high.clone()
+
+    def qparams(self) -> tuple[Tensor, Tensor]:
+        """(scale, zero_point) of the range."""
+        return choose_qparams(*self.range(), self.spec)
 
     @torch.no_grad()
     def merge(self, other: Self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from fxquant.core.spec import Spec
-from fxquant.numerics.affine import channel_axis, choose_qparams, fake_quantize, quantize
+from fxquant.numerics.affine import channel_axis, fake_quantize, quantize
 from fxquant.numerics.buffers import own_tensors, restore_dtypes
 from fxquant.numerics.learned import (
     add_parameters,
@@ -23,11 +23,11 @@ from fxquant.numerics.learned import (
     learned_fake_quantize,
     learned_qparams,
     learns_range,
-    observed_fake_quantize,
     start,
 )
 from fxquant.numerics.lsq import lsq_start
-from fxquant.numerics.weights import check_weight, weight_range
+from fxquant.numerics.straight_through import straight_through
+from fxquant.numerics.weights import check_weight, weight_qparams, weight_range
 
 
 class WeightQuant(nn.Module):
@@ -49,7 +49,7 @@ class WeightQuant(nn.Module):
         if self.frozen:
             return fake_quantize(weight, self.scale, self.zero_point, self.spec)
         if not learns_range(self.spec):
-            return observed_fake_quantize(weight, *_range(weight, self.spec), self.spec)
+            return straight_through(weight, *self.compute_qparams(weight), self.spec)
         self._start(weight)
         return learned_fake_quantize(self, weight, self.spec)
 
@@ -67,7 +67,7 @@ class WeightQuant(nn.Module):
         if self.frozen:
             return self.scale, self.zero_point
         if not learns_range(self.spec):
-            return choose_qparams(*_range(weight, self.spec), self.spec)
+            return weight_qparams(weight.detach().float(), self.spec, self.name)
         self._start(weight)
         return learned_qparams(self, self.spec)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from fxquant.core.spec import Spec
 from fxquant.errors import CalibrationError, ConfigError
 from fxquant.numerics.affine import channel_axis, choose_qparams, fake_quantize, quantize, split_groups
+from fxquant.numerics.custom_observer import custom_qparams
 from fxquant.numerics.ranges import tensor_range
 
 
@@ -23,9 +24,15 @@ def quantize_weight(weight: Tensor, spec: Spec, name: str) -> tuple[Tensor, Tens
     """(q, scale, zero_point) of a weight of two or more axes; `name` is for messages."""
     check_weight(weight, spec, name)
     values = weight.detach().to(torch.float32)
-    low, high = weight_range(values, spec)
-    scale, zero_point = choose_qparams(low, high, spec)
+    scale, zero_point = weight_qparams(values, spec, name)
     return quantize(values, scale, zero_point, spec), scale, zero_point
+
+
+def weight_qparams(values: Tensor, spec: Spec, name: str) -> tuple[Tensor, Tensor]:
+    """(scale, zero_point) of the range of a weight, or what an observer of the user's own says."""
+    if spec.factory is not None:
+        return custom_qparams(values, spec, name)
+    return choose_qparams(*weight_range(values, spec), spec)
 
 
 def weight_range(values: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:

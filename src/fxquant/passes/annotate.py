@@ -63,6 +63,8 @@ def _write(node: fx.Node, candidate: Candidate, note: Note) -> None:
 
 def _describe(candidate: Candidate) -> str:
     weight = f"weight {candidate.weight}" if candidate.weight is not None else ""
+    if candidate.mode == "float16":
+        return "weight float16, computed in float"
     if candidate.mode == "weight_only":
         return weight
     activation = f"activation {candidate.qconfig.activation}"

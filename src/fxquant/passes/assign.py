@@ -14,6 +14,7 @@ from fxquant.core.ops import Role, activation_nodes
 from fxquant.core.plan import Note
 from fxquant.core.spec import Learn, Spec
 from fxquant.core.target import Target
+from fxquant.errors import ConfigError
 from fxquant.passes.candidates import Candidate, is_float_tensor
 
 
@@ -46,6 +47,11 @@ class _Ids:
     def sign(self, name: str) -> None:
         """Make a grid signed, with a zero point of 0."""
         spec = self.specs[self.find(name)]
+        if spec.factory is not None and not (spec.signed and spec.symmetric):
+            raise ConfigError(
+                f"tensor {name!r} has an observer of the user's own ({spec}), and the kernel that takes it asks for a "
+                "signed grid without zero point. Give the op another qconfig, or the observer that dtype and qscheme."
+            )
         learn: Learn | None = "lsq" if spec.learn == "lsq+" else spec.learn  # lsq+ learns an offset
         self.specs[self.find(name)] = spec.with_(signed=True, symmetric=True, learn=learn)
 
@@ -58,7 +64,9 @@ def assign_quantizers(
     outputs = _output_ids(kept, groups, ids)
     inputs: dict[fx.Node, list[str | None]] = {}
     for node, candidate in kept.items():
-        inputs[node] = _input_ids(node, candidate, groups, outputs, ids) if candidate.mode != "weight_only" else []
+        inputs[node] = (
+            _input_ids(node, candidate, groups, outputs, ids) if candidate.mode in ("static", "dynamic") else []
+        )
     shared: set[fx.Node] = set()
     for node, candidate in kept.items():
         present = [name for name in inputs[node] if name is not None]
@@ -80,6 +88,7 @@ def assign_quantizers(
             output=output if not isinstance(node.meta.get("tensor"), tuple) else None,
             weight=candidate.weight,
             bias=candidate.qconfig.bias if candidate.weight is not None else None,
+            half=candidate.mode == "float16",
             group=anchor.name if anchor is not None else node.name,
             observe_output=node not in shared,
         )
@@ -103,7 +112,7 @@ def _output_ids(kept: dict[fx.Node, Candidate], groups: dict[fx.Node, fx.Node], 
         if spec is None or spec.dynamic or not _is_taken(node, kept):
             continue
         if candidate.op.range is not None:
-            spec = spec.with_(observer="fixed", range=candidate.op.range, learn=None)
+            spec = spec.stored().with_(observer="fixed", range=candidate.op.range, learn=None)
         outputs[node] = ids.add(node.name, spec)
     return outputs
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, fx, nn
 
 from fxquant.core.graph import Region
@@ -18,7 +19,9 @@ from fxquant.core.qconfig import QConfig
 from fxquant.core.spec import Spec
 from fxquant.core.target import Target
 
-Mode = Literal["static", "dynamic", "weight_only"]
+Mode = Literal["static", "dynamic", "weight_only", "float16"]
+
+_SHORT = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +115,9 @@ def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region:
     mode = _mode(op, qconfig)
     if mode is None:
         return _mode_reason(op, qconfig)
-    if mode != "weight_only" and op.kind not in target.kinds:
+    if mode == "float16" and module is not None and module.weight.dtype in _SHORT:
+        return f"its weight is {str(module.weight.dtype).removeprefix('torch.')} as it is"
+    if mode not in ("weight_only", "float16") and op.kind not in target.kinds:
         return f"target {target.name} has no int8 kernel for {op.kind}"
     for operand in activation_nodes(node, op):
         info = tensor_info(operand)
@@ -131,6 +136,8 @@ def _mode(op: Op, qconfig: QConfig) -> Mode | None:
     if op.has_weight:
         if qconfig.weight is None:
             return None
+        if qconfig.weight == "float16":
+            return "float16"
         if qconfig.activation is None or not op.operands:
             return "weight_only"
         return "dynamic" if qconfig.is_dynamic else "static"
@@ -160,7 +167,7 @@ def _mode_reason(op: Op, qconfig: QConfig) -> str:
 def weight_spec(op: Op, qconfig: QConfig, module: nn.Module) -> Spec | None:
     """The weight spec for this op: axis 0 means its output channels, groups need 2-D weights that they divide."""
     spec = qconfig.weight
-    if spec is None:
+    if not isinstance(spec, Spec):
         return None
     if spec.granularity == "per_channel" and spec.axis == 0 and op.channel_axis != 0:
         return spec.with_(axis=op.channel_axis)

@@ -22,6 +22,7 @@ from fxquant.core.ops import OPS, OpTable, activation_nodes
 from fxquant.core.plan import Decision, decision_of, note_of
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.passes.convert_weights import Tied, convert_weights
+from fxquant.passes.halve_weights import halve_weights
 
 _DYNAMIC_EPS = torch.finfo(torch.float32).eps
 
@@ -30,10 +31,13 @@ def convert(region: Region, ops: OpTable = OPS, tied: Tied | None = None) -> Reg
     """Replace quantizers by quantize/dequantize pairs and weighted ops by their functional form on int8 weights."""
     _explain_dropped(region, ops)
     convert_weights(region, ops, tied)
+    halve_weights(region, ops)
     for node in list(region.graph.nodes):
         quantizer = quantizer_of(region, node)
         if quantizer is not None:
             _convert_quantizer(region, node, quantizer)
+    specs = region._region.quantizers
+    region._region.quantizers = specs and {name: spec.stored() for name, spec in specs.items()}
     if region._region.quantizer_path:
         region.delete_submodule(region._region.quantizer_path)
         region._region.quantizer_path = ""
@@ -104,7 +108,9 @@ def _emit(graph: fx.Graph, source: fx.Node, quantizer: FakeQuant, dtype: torch.d
         source = graph.call_method("to", (source, torch.float32))
     if spec.dynamic:
         choose = compat.CHOOSE_QPARAMS_SYMMETRIC if spec.symmetric else compat.CHOOSE_QPARAMS
-        both = call(choose, (source, spec.quant_min, spec.quant_max, _DYNAMIC_EPS, spec.dtype), "qparams")
+        both = call(
+            choose, (source, spec.quant_min, spec.quant_max, max(_DYNAMIC_EPS, spec.min_scale), spec.dtype), "qparams"
+        )
         scale, zero = call(operator.getitem, (both, 0), "scale"), call(operator.getitem, (both, 1), "zero_point")
         q = call(compat.QUANTIZE_TENSOR, (source, scale, zero, *grid), "q")
         return call(compat.DEQUANTIZE_TENSOR, (q, scale, zero, *grid), "dq", out)

@@ -7,14 +7,14 @@ call_module emb (i)   ->  dequantize of the rows that were looked up, not of the
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
-from torch.func import functional_call
+from torch import Tensor, func, fx, nn
 
 from fxquant.core import compat
 from fxquant.core.graph import Region
@@ -76,7 +76,7 @@ class QuantizedWeight(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         names = [name for name, tensor in self.shell._parameters.items() if tensor is not None]
-        return functional_call(self.shell, {name: self.dequantized(name) for name in names}, args, kwargs)
+        return func.functional_call(self.shell, {name: self.dequantized(name) for name in names}, args, kwargs)
 
     def extra_repr(self) -> str:
         return f"{self.kind}, {tuple(self.weight.shape)}, {self.spec}"
@@ -118,6 +118,7 @@ def convert_weights(region: Region, ops: OpTable, tied: Tied | None = None) -> R
         with region.graph.inserting_before(call.node):
             result = _rewrite(region.graph, call, holders[call.path], weights)
         result.meta.update(call.node.meta)
+        result.meta["note"] = dataclasses.replace(call.note, weight=holders[call.path].spec)
         replace_node(region.graph, call.node, result)
     return region
 
@@ -150,14 +151,14 @@ def _rewrite(graph: fx.Graph, call: _Call, holder: QuantizedWeight, weights: dic
     bias = graph.get_attr(f"{call.path}.bias") if holder.bias is not None else None
     if bias is not None and "bias_scale" in holder._buffers:
         bias = _dequantize_bias(graph, call.path, bias, dtype)
-    return _functional_call(graph, call.node, call.op, call.module, weights[call.path], bias)
+    return functional_call(graph, call.node, call.op, call.module, weights[call.path], bias)
 
 
 def _hold(call: _Call, tied: Tied) -> QuantizedWeight:
     spec, bias_spec = call.note.weight, call.note.bias
     weight, bias = call.module.weight, getattr(call.module, "bias", None)
     assert spec is not None and isinstance(weight, Tensor)
-    holder = QuantizedWeight(call.op.kind, spec)
+    holder = QuantizedWeight(call.op.kind, spec.stored())
     holder.__dict__["shell"] = shell_of(call.module)
     key = (id(weight), spec)
     if key not in tied:
@@ -216,9 +217,10 @@ def _dequantize_bias(graph: fx.Graph, path: str, bias: fx.Node, dtype: torch.dty
     return graph.call_function(dequantize_rows, (bias, scale, zero, None, dtype))
 
 
-def _functional_call(
+def functional_call(
     graph: fx.Graph, node: fx.Node, op: Op, module: nn.Module, weight: fx.Node, bias: fx.Node | None
 ) -> fx.Node:
+    """The call of a weighted module in its functional form, on a weight and bias that are nodes."""
     x = node.args[0] if node.args else node.kwargs["input"]
     assert op.functional is not None
     if isinstance(module, nn.modules.conv._ConvTransposeNd):

@@ -9,12 +9,14 @@ from __future__ import annotations
 from fxquant.core.graph import Region
 from fxquant.numerics.qat_block import QatBlock
 from fxquant.passes.convert import quantizer_of, why_dropped
+from fxquant.passes.halve_weights import round_halves
 from fxquant.passes.insert_blocks import insert_blocks
 
 
 def freeze_quantizers(region: Region) -> Region:
     """Freeze what has a range, switch off what has none."""
     insert_blocks(region)
+    round_halves(region)
     for module in region.modules():
         if type(module) is QatBlock and not module.weight_fq.frozen:
             module.weight_fq.freeze(module.weight)

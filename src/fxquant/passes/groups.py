@@ -23,7 +23,7 @@ def find_groups(
     add, the one computed last takes it.
     """
     groups: dict[fx.Node, fx.Node] = {}
-    compute = [node for node, c in kept.items() if c.op.role is Role.COMPUTE and c.mode != "weight_only"]
+    compute = [node for node, c in kept.items() if c.op.role is Role.COMPUTE and c.mode in ("static", "dynamic")]
     others = [node for node, c in kept.items() if c.op.role is not Role.COMPUTE and c.op.kind in target.tails]
     for node in (*reversed(compute), *reversed(others)):
         candidate = kept[node]

@@ -75,7 +75,7 @@ class Explanation:
         """(weighted ops with int8 weights or better, all weighted ops), in regions and outside."""
         idle = {left.path for left in self.left if not left.reached}  # on an arm that no data took
         found = [row for row in self.rows if row.is_weighted and not (row.status == "float" and row.path in idle)]
-        quantized = sum(row.status != "float" for row in found)
+        quantized = sum(row.status not in ("float", "float16") for row in found)
         return quantized, len(found) + sum(count for _, count in self.opaque)
 
     @property

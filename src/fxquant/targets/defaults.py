@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fxquant.core.mapping import QConfigMapping
 from fxquant.core.qconfig import QConfig
+from fxquant.core.qconfig_mapping import QConfigMapping
 from fxquant.core.spec import Spec
 from fxquant.targets import by_name
 
