@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,26 @@ from torch.utils.hooks import RemovableHandle
 
 with contextlib.suppress(ImportError):
     import torch.ao.quantization.fx._decomposed
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def known_as_fake_quantize(cls: _Class) -> _Class:
+    """Let torch.ao's functions (`model.apply(disable_observer)`) see a class and its subclasses as fake quantizers."""
+    return _known_as("FakeQuantizeBase", cls)
+
+
+def known_as_observer(cls: _Class) -> _Class:
+    """The same for observers (`load_observer_state_dict`)."""
+    return _known_as("ObserverBase", cls)
+
+
+def _known_as(base: str, cls: _Class) -> _Class:
+    abstract = getattr(getattr(torch.ao, "quantization", None), base, None)
+    if abstract is not None:
+        abstract.register(cls)  # a virtual subclass, as abc has them
+    return cls
+
 
 _QPARAMS = "int quant_min, int quant_max, ScalarType dtype"
 _libraries: list[torch.library.Library] = []  # registrations live as long as their Library object

@@ -6,7 +6,8 @@
     off        x' = x: frozen without a range
 
 A spec that learns starts in "train". Its range starts from calibration if there was one, else from the first batch in
-train mode; before that the quantizer lets x pass. In eval mode nothing is observed.
+train mode; before that the quantizer lets x pass. In eval mode nothing is observed, unless rounding is switched off
+(switches.py): then it only observes.
 
 `state` is a plain attribute, so that a compiled graph branches on it without reading a tensor; it travels in the state
 dict as an extra state that is a small tensor, which `torch.load(weights_only=True)` and safetensors both accept.
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
 
 from fxquant.core.spec import Spec
@@ -41,31 +42,37 @@ from fxquant.numerics.observers import Observer, make_observer
 from fxquant.numerics.ranges import tensor_range
 from fxquant.numerics.ranks import agree_on_mean
 from fxquant.numerics.straight_through import straight_through
+from fxquant.numerics.switches import Switched
 
 State = Literal["observe", "frozen", "train", "off"]
 STATES: tuple[State, ...] = get_args(State)  # saved by position: add new states at the end
 _LOOKS_AWAY = 16  # added to the saved state of a quantizer whose observer is frozen
+_LETS_PASS = 32  # and of one that does not round
 
 
-class FakeQuant(nn.Module):
+class FakeQuant(Switched):
     """Observes a tensor, then rounds it to the grid of its spec. Anything but a float tensor passes untouched."""
 
     scale: Tensor
     zero_point: Tensor
-    observer: Observer | None
+    activation_post_process: Observer | None
 
     def __init__(self, spec: Spec, name: str) -> None:
         super().__init__()
         self.spec = spec
         self.name = name
         self.state: State = "observe" if spec.learn is None else "train"
-        self.observing = True  # in train mode; see freeze_observers
         self.ready = False  # a range is known to be there, so that no tensor has to be read to find out
         self.register_buffer("scale", torch.tensor(1.0))
         self.register_buffer("zero_point", torch.tensor(0, dtype=torch.int32))
-        self.observer = None if spec.dynamic else make_observer(spec, name)
+        self.activation_post_process = None if spec.dynamic else make_observer(spec, name)
         if learns_range(spec):
             add_parameters(self, spec, ())
+
+    @property
+    def observer(self) -> Observer | None:
+        """The observer; its state is found under the name that torch.ao gives it."""
+        return self.activation_post_process
 
     def forward(self, x: Tensor, observe: bool = True, training: bool = True) -> Tensor:
         """`observe=False`: x lies on the grid of this quantizer anyway. `training=False`: let x pass in train mode."""
@@ -75,7 +82,7 @@ class FakeQuant(nn.Module):
             return self._fake_quantize(x)
         if self.state == "train":
             return self._train(x, observe) if training or not self.training else x
-        if self.observer is not None and observe and self.state == "observe":
+        if self.observer is not None and observe and self.observing and self.state == "observe":
             if self.training:
                 raise StageError(
                     f"calibration ran in train mode at tensor {self.name!r}: batch norm and dropout would "
@@ -88,7 +95,12 @@ class FakeQuant(nn.Module):
         if self.observer is None:
             return self._fake_quantize(x)
         # a checkpointed block runs again inside of backward: the batch was seen
-        fresh = self.training and observe and torch._C._current_graph_task_id() == -1
+        unseen = observe and torch._C._current_graph_task_id() == -1
+        if not self.rounding:
+            if unseen and self.observing:
+                self.observer.update(x, shared=True)
+            return x
+        fresh = self.training and unseen
         if fresh and not learns_range(self.spec) and self.observing:
             self.observer.update(x, shared=True)
         if not self._is_ready() and not (fresh and self._start_from(x)):
@@ -147,9 +159,15 @@ class FakeQuant(nn.Module):
             self._parameters.clear()
             self.register_buffer("scale", scale)
             self.register_buffer("zero_point", zero_point)
-        self.state = "frozen"
+        self.state, self.rounding = "frozen", True
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """`compute_qparams`, as torch.ao calls it."""
+        return self.compute_qparams()
 
     def _fake_quantize(self, x: Tensor) -> Tensor:
+        if not self.rounding:
+            return x
         if self.observer is not None:
             return fake_quantize(x, self.scale, self.zero_point, self.spec)
         if x.numel() == 0:
@@ -160,11 +178,12 @@ class FakeQuant(nn.Module):
         return fake_quantize(x, *choose_qparams(low, high, self.spec), self.spec)
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor(STATES.index(self.state) + (0 if self.observing else _LOOKS_AWAY), dtype=torch.int8)
+        flags = (0 if self.observing else _LOOKS_AWAY) + (0 if self.rounding else _LETS_PASS)
+        return torch.tensor(STATES.index(self.state) + flags, dtype=torch.int8)
 
     def set_extra_state(self, state: Tensor) -> None:
         value = int(state)
-        self.observing = value < _LOOKS_AWAY
+        self.observing, self.rounding = not value & _LOOKS_AWAY, not value & _LETS_PASS
         loaded = STATES[value % _LOOKS_AWAY]
         # calibration is where training starts from, whatever was calibrated
         if self.state != "train" or (loaded == "frozen" and self.spec.learn is None):
@@ -182,7 +201,7 @@ class FakeQuant(nn.Module):
             state = state_dict.get(f"{prefix}_extra_state")
             if learns_range(self.spec) and state is not None and STATES[int(state) % _LOOKS_AWAY] != "train":
                 adopt_tensors(self, state_dict, prefix)
-            adopt_observer(self.observer, self.spec, state_dict, f"{prefix}observer.")
+            adopt_observer(self.observer, self.spec, state_dict, f"{prefix}activation_post_process.")
         resize_to_loaded(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from fxquant.core.compat import known_as_observer
 from fxquant.core.spec import Spec
 from fxquant.errors import CalibrationError, ConfigError, StageError
 from fxquant.numerics.affine import choose_qparams
@@ -26,6 +27,7 @@ from fxquant.numerics.ranges import storage_order, tensor_range
 from fxquant.numerics.ranks import agree_on_range
 
 
+@known_as_observer
 class Observer(nn.Module):
     """Base of the observers. Subclasses give `_observe`, `_merge` and, if low and high are not it, `range`."""
 

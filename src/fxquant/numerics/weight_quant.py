@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
 
 from fxquant.core.spec import Spec
@@ -27,11 +27,15 @@ from fxquant.numerics.learned import (
 )
 from fxquant.numerics.lsq import lsq_start
 from fxquant.numerics.straight_through import straight_through
+from fxquant.numerics.switches import Switched
 from fxquant.numerics.weights import check_weight, weight_qparams, weight_range
 
 
-class WeightQuant(nn.Module):
-    """Rounds a weight to the grid of its spec, with gradients."""
+class WeightQuant(Switched):
+    """Rounds a weight to the grid of its spec, with gradients.
+
+    A range that is not learned is that of the weight as it is now, as in conversion: `disable_observer` leaves it so.
+    """
 
     scale: Tensor
     zero_point: Tensor
@@ -46,6 +50,8 @@ class WeightQuant(nn.Module):
             add_parameters(self, spec, scale_shape(spec, shape))
 
     def forward(self, weight: Tensor) -> Tensor:
+        if not self.rounding:
+            return weight
         if self.frozen:
             return fake_quantize(weight, self.scale, self.zero_point, self.spec)
         if not learns_range(self.spec):
@@ -84,7 +90,7 @@ class WeightQuant(nn.Module):
         self._parameters.clear()
         self.register_buffer("scale", scale)
         self.register_buffer("zero_point", zero_point)
-        self.frozen = True
+        self.frozen = self.rounding = True
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         before = own_tensors(self)
