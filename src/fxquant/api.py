@@ -16,7 +16,7 @@ from fxquant.core.custom_config import ConvertCustomConfig, PrepareCustomConfig,
 from fxquant.core.qconfig_mapping import QConfigMapping
 from fxquant.core.target import Target
 from fxquant.engines.choose import Engine, apply_engine, available, check_engine, fastest, on_engines
-from fxquant.errors import CalibrationError, ConfigError
+from fxquant.errors import ArchiveError, CalibrationError, ConfigError, FxQuantError
 from fxquant.export.archive import read_archive, write_archive
 from fxquant.flows.calibrate import calibrate
 from fxquant.quantize_fx import convert_fx, prepare_fx
@@ -159,5 +159,12 @@ def load(path: str | Path, float_model: nn.Module | None = None, *, engine: Engi
     modules of the user's own, wrapped functions. It has to have the structure of the model that was quantized; its
     weights do not matter, and it is not changed.
     """
+    check_engine(engine)
     model = read_archive(Path(path), float_model)
-    return apply_engine(model, engine)
+    try:
+        return apply_engine(model, engine)
+    except ArchiveError:
+        raise
+    except Exception as error:  # of a kernel or a runtime that cannot take what the checks of the file let through
+        text = str(error) if isinstance(error, FxQuantError) else f"{type(error).__name__}: {error}"
+        raise ArchiveError(f"{str(path)!r} cannot run on engine {engine!r}. {text}") from error

@@ -50,5 +50,9 @@ class ArchiveError(FxQuantError, ValueError):
     """A file that cannot be read as a saved model, or a model that cannot be saved as one."""
 
 
+class FirstCallError(ArchiveError, InputError):
+    """The first call of a model that was loaded failed: its file, or the inputs, are not what they should be."""
+
+
 class VerifyError(FxQuantError, AssertionError):
     """A pass broke an invariant of its stage; names the pass, the region and the node."""

@@ -167,7 +167,9 @@ def test_forged_calls_are_refused(saved: Path, row: list[Any]) -> None:
 def test_forged_module_class_is_refused(saved: Path) -> None:
     forge(
         saved,
-        lambda modules: modules.update(x={"kind": "stock", "class": "torch.nn.Parameter", "settings": ["dict"]}),
+        lambda modules: modules.update(
+            x={"kind": "stock", "class": "torch.nn.Parameter", "settings": ["dict"], "absent": []}
+        ),
     )
     with pytest.raises(fq.ArchiveError, match="does not have"):
         fq.load(saved)
@@ -197,7 +199,7 @@ def test_settings_cannot_take_the_place_of_methods(saved: Path, settings: dict[s
         modules[""]["graph"].insert(1, call)
 
     forge(saved, change)
-    with pytest.raises(fq.ArchiveError, match=r"would hide|unknown kind|no model"):
+    with pytest.raises(fq.ArchiveError, match=r"would hide|is none|unknown kind|no model"):
         fq.load(saved)
 
 

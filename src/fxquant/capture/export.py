@@ -174,7 +174,7 @@ class _Builder:
                 if isinstance(size, torch.SymInt) and found is not None:
                     free.setdefault(size.node.expr, []).append((i, dim))
         if found is None:  # export assumed something that cannot be checked: hold it to the example's sizes
-            found = [f"s[{i}][{d}] == {_hint(n)}" for i, val in enumerate(vals) for d, n in enumerate(val.shape)]
+            found = [("==", ("size", i, d), _hint(n)) for i, val in enumerate(vals) for d, n in enumerate(val.shape)]
         names = tuple(str(value.target if value.op == "placeholder" else value.name) for _, value in pairs)
         tensors = tuple(value for _, value in pairs)
         check = self.graph.call_function(check_sizes, (tensors, names, tuple(found)))

@@ -7,18 +7,15 @@ The checks are nodes without users; `has_side_effect` is torch's own way to keep
 
 from __future__ import annotations
 
-import ast
 import functools
-import math
-import re
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import torch
 from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
+from fxquant.capture.conditions import Condition, holds, show
 from fxquant.errors import InputError
 
 
@@ -93,70 +90,17 @@ def _load_structure(structure: str) -> pytree.TreeSpec:
 
 
 @has_side_effect
-def check_sizes(tensors: tuple[torch.Tensor, ...], names: tuple[str, ...], conditions: tuple[str, ...]) -> None:
-    """Raise unless the sizes satisfy the conditions, which are Python expressions over `s[tensor][dim]`."""
+def check_sizes(tensors: tuple[torch.Tensor, ...], names: tuple[str, ...], conditions: tuple[Condition, ...]) -> None:
+    """Raise unless the sizes satisfy the conditions (see conditions.py)."""
     sizes = [t.shape if isinstance(t, torch.Tensor) else () for t in tensors]
-    try:
-        if eval(_compile(" and ".join(("True", *(f"({c})" for c in conditions)))), _NAMES, {"s": sizes}):
-            return
-    except IndexError:  # a tensor with fewer dimensions than the example
-        pass
-    failed = [text for text in conditions if not _holds(text, sizes)]
-    shown = ", ".join(f"{name} {tuple(size)}" for name, size in zip(names, sizes, strict=True))
-    wanted = "; ".join(_readable(text, names) for text in failed)
-    raise InputError(
-        f"the captured graph does not hold for inputs of size {shown}: it needs {wanted}. "
-        "Capture the model again with example inputs of this size, or with method='symbolic'."
-    )
-
-
-def _holds(condition: str, sizes: list[Any]) -> bool:
-    try:
-        return bool(eval(_compile(condition), _NAMES, {"s": sizes}))
-    except IndexError:
-        return False
-
-
-def holds(condition: str, tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Whether a condition of `check_sizes` is true for these tensors."""
-    return _holds(condition, [t.shape for t in tensors])
-
-
-def is_condition(text: str) -> bool:
-    """Whether `check_sizes` can check it."""
-    try:
-        _compile(text)
-    except InputError:
-        return False
-    return True
-
-
-def _readable(condition: str, names: tuple[str, ...]) -> str:
-    return re.sub(r"s\[(\d+)\]\[(\d+)\]", lambda m: f"{names[int(m[1])]}.size({m[2]})", condition)
-
-
-_NAMES: dict[str, Any] = {
-    "__builtins__": {},
-    "max": max,
-    "min": min,
-    "abs": abs,
-    "ceil": math.ceil,
-    "floor": math.floor,
-}
-_ALLOWED = (
-    *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.BinOp),
-    *(ast.operator, ast.cmpop, ast.Constant, ast.Subscript, ast.Name, ast.Load, ast.Call),
-)
-
-
-@functools.lru_cache(maxsize=1024)
-def _compile(condition: str) -> CodeType:
-    """Arithmetic on sizes and nothing else, so that a stored model cannot smuggle in code."""
-    tree = ast.parse(condition, mode="eval")
-    for node in ast.walk(tree):
-        if not isinstance(node, _ALLOWED) or (isinstance(node, ast.Name) and node.id not in ("s", *_NAMES)):
-            raise InputError(f"{condition!r} is no condition on sizes: {ast.dump(node)[:80]}. Capture the model again.")
-    return compile(tree, "<sizes>", "eval")
+    failed = [condition for condition in conditions if not holds(condition, sizes)]
+    if failed:
+        shown = ", ".join(f"{name} {tuple(size)}" for name, size in zip(names, sizes, strict=True))
+        wanted = "; ".join(show(condition, names) for condition in failed)
+        raise InputError(
+            f"the captured graph does not hold for inputs of size {shown}: it needs {wanted}. "
+            "Capture the model again with example inputs of this size, or with method='symbolic'."
+        )
 
 
 @has_side_effect

@@ -14,8 +14,8 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fxquant.capture.compare import difference, evaluating, run, trying
+from fxquant.capture.conditions import Condition, holds
 from fxquant.capture.export import Exported
-from fxquant.capture.guards import holds
 from fxquant.core.graph import Region, clone_tree
 
 
@@ -42,17 +42,17 @@ def _probe(
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     for index, dim in places:
         leaves[tensors[index]] = leaves[tensors[index]].narrow(dim, 0, 1)
-    single = tuple(leaves[i] for i in tensors)
-    size = f"s[{places[0][0]}][{places[0][1]}]"
-    conditions: tuple[str, ...] = check.args[2]  # type: ignore[assignment]
-    relaxed = tuple(text if holds(text, single) else f"{size} == 1 or {text}" for text in conditions)
+    single = [leaves[i].shape for i in tensors]
+    size = ("size", *places[0])
+    conditions: tuple[Condition, ...] = check.args[2]  # type: ignore[assignment]
+    relaxed = tuple(each if holds(each, single) else ("or", ("==", size, 1), each) for each in conditions)
     check.args = (*check.args[:2], relaxed)
     region.recompile()
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     right = _agree(model, region, args, kwargs, model.training) or (
         model.training and _agree(model, region, args, kwargs, False)  # batch norm cannot train on a batch of one
     )
-    check.args = (*check.args[:2], (*relaxed, f"{size} >= 1") if right else (*conditions, f"{size} >= 2"))
+    check.args = (*check.args[:2], (*relaxed, (">=", size, 1)) if right else (*conditions, (">=", size, 2)))
 
 
 def _agree(model: nn.Module, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> bool:

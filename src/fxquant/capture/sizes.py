@@ -1,7 +1,7 @@
 """What torch.export took for granted about sizes, as conditions that can be checked at run time.
 
 Export writes its guards as Python expressions such as `L['x'].size()[1] % 2 == 0`. Here they become expressions over
-`s[tensor][dim]` (see guards.check_sizes), together with the sizes that export fixed.
+`s[tensor][dim]`, read as data (conditions.py), together with the sizes that export fixed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fxquant.capture.guards import is_condition
+from fxquant.capture.conditions import Condition, read_condition
 
 
 class _NotASize(Exception):
@@ -38,25 +38,24 @@ class _Rewrite(ast.NodeTransformer):
         return ast.Name(id=node.attr, ctx=ast.Load())
 
 
-def conditions(program: torch.export.ExportedProgram, arguments: dict[str, Any], vals: list[Any]) -> list[str] | None:
+def conditions(
+    program: torch.export.ExportedProgram, arguments: dict[str, Any], vals: list[Any]
+) -> list[Condition] | None:
     """The conditions over the tensors among `arguments` (by parameter name, in order); None if some cannot be written.
 
     `vals` are the fake tensors of the same tensors, with a plain int wherever export fixed a size.
     """
     tensors = [path for path, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)]
     index = {ast.unparse(ast.parse("L" + pytree.keystr(path))): i for i, path in enumerate(tensors)}
-    found = [
-        f"s[{i}][{dim}] == {size}"
+    found: list[Condition] = [
+        ("==", ("size", i, dim), size)
         for i, val in enumerate(vals)
         for dim, size in enumerate(val.shape)
         if isinstance(size, int)
     ]
     for text in getattr(program, "_guards_code", None) or ():
         try:
-            rewritten = ast.unparse(_Rewrite(index).visit(ast.parse(text, mode="eval")))
-        except _NotASize:
+            found.append(read_condition(ast.unparse(_Rewrite(index).visit(ast.parse(text, mode="eval")))))
+        except (_NotASize, ValueError):
             return None
-        if not is_condition(rewritten):
-            return None
-        found.append(rewritten)
     return list(dict.fromkeys(found))

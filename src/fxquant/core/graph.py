@@ -29,7 +29,7 @@ from fxquant.core import compat
 from fxquant.core.encode import decode_graph, encode_graph
 from fxquant.core.loading import adapt_state
 from fxquant.core.paths import class_name, join_path
-from fxquant.errors import InputError
+from fxquant.errors import FirstCallError, FxQuantError, InputError
 
 log = logging.getLogger("fxquant")
 
@@ -58,6 +58,7 @@ class RegionState:
     warned: bool = False  # that a call ran in float
     boundary: Any = None  # core.boundary.Boundary: inputs and outputs that are integers
     shift: tuple[int, int] | None = None  # of the target, see core.target.Target
+    source: str = ""  # the file that it came from, until a call went well
     moved: dict[str, tuple[str, bool]] | None = None  # the float model's name of a tensor -> (ours, transposed)
 
 
@@ -124,11 +125,29 @@ class Region(fx.GraphModule):
 
         So the other arm of a branch may call a module in another way than the example inputs did.
         """
+        if self._region.source:
+            return self._first_call(args, kwargs)
         if self._region.boundary is not None:
             self._refuse_floats(args, kwargs)
         if self._region.runner is not None and not torch.compiler.is_compiling():
             return self._region.runner(self, args, kwargs)
         return self.run_graph(args, kwargs)
+
+    def _first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call while nothing shows yet that what the file says can run. An error is the file's, or the inputs'."""
+        source, self._region.source = self._region.source, ""
+        try:
+            return self(*args, **kwargs)
+        except Exception as error:
+            self._region.source = source
+            if isinstance(error, FirstCallError):
+                raise
+            given = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in args if isinstance(x, torch.Tensor))
+            text = str(error) if isinstance(error, FxQuantError) else f"{type(error).__name__}: {error}"
+            raise FirstCallError(
+                f"the first call of the model from {source!r}, on ({given}), failed. {text} If the inputs are like "
+                "the ones that it was quantized with, the file is not one that fxquant.save wrote."
+            ) from error
 
     def run_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph node by node, hooks included."""

@@ -1,108 +1,50 @@
 """A graph as JSON, and back, without running anything from the file.
 
-Values are plain JSON or tagged lists (`["tuple", ...]`). Functions are stored by name and found again only among those
-that compute on tensors: the op table, ATen and quantized ops, what torch lets tensor subclasses override, arithmetic of
-`operator` and `math`, and fxquant's own. A name outside of these is refused when saving and when loading. fx writes
-Python source from the names in a graph, so names that are not plain words are refused too.
+Functions are stored by name and found again only among those of core/language.py and fxquant's own. A name outside of
+these is refused when saving and when loading. fx writes Python source from the names in a graph, so names that are not
+plain words are refused, too; arguments are plain values and nodes, never callables.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-import operator
+import keyword
 import re
-import types
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import fx
-from torch.fx.node import _get_qualified_name
+from torch.utils._pytree import tree_leaves
 
-from fxquant.core.boundary import Boundary, QParams
 from fxquant.core.encode import META_KEYS, Ref, decode_graph, encode_graph
-from fxquant.core.language import ACTIVATIONS
+from fxquant.core.language import ATTRIBUTES, aten_op, function_name, functions, methods
 from fxquant.core.nodes import TensorInfo
-from fxquant.core.ops import OPS
 from fxquant.core.plan import Decision, Note
-from fxquant.core.spec import Spec
-from fxquant.core.tree import Left, Tree
+from fxquant.core.value_json import from_json, to_json
 from fxquant.errors import ArchiveError
 
-_VALUES: dict[str, type] = {
-    cls.__name__: cls for cls in (Spec, Note, Decision, TensorInfo, Boundary, QParams, Tree, Left)
-}
 _OPCODES = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _ARGUMENT = re.compile(r"\*{0,2}[^\W\d]\w*")  # x, *args, **kwargs
 _PATH = re.compile(r"[\w\- /+:@]+(\.[\w\- /+:@]+)*")  # fx writes getattr(self, "0") for a step that is no identifier
-_NAMESPACES = ("aten", "quantized_decomposed", "fxquant")
-_ATTRIBUTES = ("shape", "ndim", "dtype", "device", "T", "mT", "H", "is_cuda", "requires_grad", "data", "real", "imag")
-_SAFE_OPERATORS = tuple(
-    getattr(operator, name)
-    for name in operator.__all__
-    if name not in ("attrgetter", "itemgetter", "methodcaller", "call")
-)
-_FACTORIES = (
-    *(torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand, torch.randn),
-    *(torch.scalar_tensor, torch.tensor, torch.tril_indices, torch.triu_indices, torch.zeros),
-)
-_BUILTINS: tuple[Any, ...] = (
-    *(abs, bool, dict, float, getattr, int, len, list, max, min, round, sum, tuple, OrderedDict),
-)
-_SAFE_MATH = tuple(value for value in vars(math).values() if isinstance(value, types.BuiltinFunctionType))
-
-
-@functools.cache
-def _functions() -> dict[str, Callable[..., Any]]:
-    """Names of the functions that a stored graph may call."""
-    found: dict[str, Callable[..., Any]] = {}
-    table = [function for row in OPS.rows for function in row.functions]
-    overridable = torch.overrides.get_overridable_functions()
-    owners: tuple[Any, ...] = (torch, torch.nn.functional, torch.functional, torch.linalg, torch.fft, torch.special)
-    plain = [f for owner in owners for f in overridable.get(owner, ())]
-    for function in (*table, *plain, *_SAFE_OPERATORS, *_SAFE_MATH, *_FACTORIES, *_BUILTINS, torch._assert):
-        found.setdefault(function_name(function), function)
-    return found
-
-
-@functools.cache
-def tensor_methods() -> frozenset[str]:
-    """Names of the methods that a stored graph may call."""
-    overridable = torch.overrides.get_overridable_functions()
-    named = (str(getattr(function, "__name__", "")) for function in overridable.get(torch.Tensor, ()))
-    names = {name for name in named if not name.startswith("_")}  # __reduce_ex__ and the like are no ops
-    return frozenset(names | {method for row in OPS.rows for method in row.methods} | {"size", "dim", "numel", "to"})
-
-
-def function_name(function: Callable[..., Any]) -> str:
-    """The name under which a function is stored."""
-    return _get_qualified_name(function).replace("_operator.", "operator.")
+_REFUSED = frozenset(("out", "key", "default", "generator", "names", "pin_memory"))  # arguments that no graph may give
+_DEVICES = ("to", "device")  # where a text names a device
+_BUILTINS = (abs, bool, dict, float, getattr, int, len, list, max, min, round, sum, tuple)
 
 
 def find_function(name: str, extra: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     """The function with a stored name; an ArchiveError if it is not one that a graph may call."""
-    if name in extra:
-        return extra[name]
-    if name.startswith("torch.ops."):
-        _, _, namespace, packet, overload = (*name.split("."), "", "")[:5]
-        op = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
-        if namespace in _NAMESPACES and op is not None and not _opens_file(op):
-            return op  # type: ignore[no-any-return]
-    found = _functions().get(name)
+    found: Callable[..., Any] | None = None
+    if isinstance(name, str):
+        found = extra.get(name) or functions().get(name)
+        if found is None and name.startswith("torch.ops."):
+            found = aten_op(name)
     if found is None:
         raise ArchiveError(
-            f"the graph calls {name!r}, which is neither a function that computes on tensors nor one that fxquant.wrap "
-            "was called on."
+            f"the graph calls {str(name)[:80]!r}, which is neither a function that computes on tensors nor one that "
+            "fxquant.wrap was called on."
         )
     return found
-
-
-def _opens_file(op: Any) -> bool:
-    """aten::save and aten::from_file, which write and read a file with a name of their caller's choice."""
-    return any(argument.name == "filename" for argument in op._schema.arguments)
 
 
 def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., Any]]) -> list[Any]:
@@ -116,97 +58,120 @@ def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., Any]]) -> list
             stored = names.get(id(node.target), stored)
             if stored.startswith("torch._ops."):
                 stored = str(target)
-            find_function(stored, extra)
-        _check_words(op, stored, kwargs)
+        _check_call(op, stored, args, kwargs, extra)
         rows.append([op, name, stored, to_json(args), to_json(kwargs), to_json(meta)])
     return rows
 
 
-def graph_from_json(rows: list[Any], extra: dict[str, Callable[..., Any]]) -> fx.Graph:
-    """The inverse of `graph_to_json`."""
-    decoded = []
-    for op, name, target, args, kwargs, meta in rows:
-        if op == "call_method" and target not in tensor_methods():
-            raise ArchiveError(f"the graph calls the method {target!r}, which is not one of tensors.")
-        function = find_function(target, extra) if op == "call_function" else target
-        values, named = from_json(args), from_json(kwargs)
-        _check_words(op, target, named)
-        if function is getattr and (len(values) != 2 or values[1] not in _ATTRIBUTES):
-            raise ArchiveError(f"the graph reads the attribute {values[1:]!r}, which is not one of tensors.")
-        known = {key: value for key, value in from_json(meta).items() if key in META_KEYS}
-        decoded.append((op, name, function, values, named, known))
+def graph_from_json(rows: object, extra: dict[str, Callable[..., Any]]) -> fx.Graph:
+    """The inverse of `graph_to_json`. An ArchiveError names the node that does not belong in a graph."""
+    if not isinstance(rows, list) or not rows:
+        raise ArchiveError("the graph has no nodes.")
+    decoded: list[tuple[Any, ...]] = []
+    seen: set[str] = set()
+    for index, row in enumerate(rows):
+        try:
+            decoded.append(_decode(row, extra, seen))
+        except ArchiveError as error:
+            shown = row[1] if isinstance(row, list) and len(row) > 1 else ""
+            raise ArchiveError(f"node {index} ({str(shown)[:60]!r}): {error}") from error
+        seen.add(decoded[-1][1])
+    ends = [index for index, row in enumerate(decoded) if row[0] == "output"]
+    if ends != [len(decoded) - 1]:
+        raise ArchiveError("the graph does not end with its one output.")
     return decode_graph({"rows": decoded, "pytree": None})
 
 
-def _check_words(op: str, target: str, kwargs: dict[str, Any]) -> None:
-    """Refuse what fx would write into the source of `forward` as it stands, unless it is a name."""
-    form = {"placeholder": _ARGUMENT, "get_attr": _PATH, "call_module": _PATH}.get(op)
-    if op not in _OPCODES or (form is not None and not form.fullmatch(target)):
-        raise ArchiveError(f"the graph has a node {op} {target!r}, which is no name that a graph may hold.")
+def _decode(row: Any, extra: dict[str, Callable[..., Any]], seen: set[str]) -> tuple[Any, ...]:
+    if not isinstance(row, list) or len(row) != 6:
+        raise ArchiveError("the graph has a row that is no node.")
+    op, name, target, *stored = row
+    args, kwargs, meta = (from_json(value) for value in stored)
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in seen or keyword.iskeyword(name):
+        raise ArchiveError(f"the graph has a node {str(name)[:60]!r}, which is no name, or there twice.")
+    if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not isinstance(meta, dict):
+        raise ArchiveError("the graph has a node whose arguments are none.")
+    _check_call(op, target, args, kwargs, extra)
+    for ref in _refs((args, kwargs)):
+        if ref.name not in seen:
+            raise ArchiveError(f"the graph reads {ref.name[:60]!r} before it is there.")
+    known = {key: value for key, value in meta.items() if key in META_KEYS}
+    if not all(_fits_meta(key, value) for key, value in known.items()) or any(True for _ in _refs(known)):
+        raise ArchiveError("the graph has notes on a node that are none.")
+    function = find_function(target, extra) if op == "call_function" else target
+    return op, name, function, args, kwargs, known
+
+
+def _check_call(
+    op: object, target: object, args: Any, kwargs: dict[str, Any], extra: dict[str, Callable[..., Any]]
+) -> None:
+    """Refuse what is no call of the language, and what fx would write into source as it stands unless it is a name."""
+    form = {"placeholder": _ARGUMENT, "get_attr": _PATH, "call_module": _PATH}.get(str(op))
+    if op not in _OPCODES or not isinstance(target, str) or (form is not None and not form.fullmatch(target)):
+        raise ArchiveError(f"the graph has a node {op} {str(target)[:60]!r}, which is no name that a graph may hold.")
+    if op == "placeholder" and keyword.iskeyword(target.lstrip("*")):
+        raise ArchiveError(f"the graph has an argument {target!r}, which is no name that a graph may hold.")
+    if op == "call_method" and target not in methods():
+        raise ArchiveError(f"the graph calls the method {target[:60]!r}, which is not one of tensors.")
     for key in kwargs:
-        if not str(key).isidentifier():
+        if not isinstance(key, str) or not key.isidentifier() or keyword.iskeyword(key):
             raise ArchiveError(f"the graph passes an argument {key!r} to {target!r}, which is no name of an argument.")
+    if op in ("call_function", "call_method"):
+        _check_arguments(target, find_function(target, extra) if op == "call_function" else target, args, kwargs)
+    elif op in ("placeholder", "get_attr") and (kwargs or len(args) > (op == "placeholder")):
+        raise ArchiveError(f"the graph has a node {op} {target!r} with arguments that it cannot have.")
+    _check_plain((args, kwargs))
 
 
-def to_json(value: Any) -> Any:
-    """A plain value as JSON."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else ["float", repr(value)]
-    if isinstance(value, list):
-        return ["list", *map(to_json, value)]
-    if isinstance(value, tuple):
-        return ["tuple", *map(to_json, value)]
+def _check_arguments(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    refused = _REFUSED.intersection(kwargs)
+    if refused and not all(kwargs[key] is None or kwargs[key] is False for key in refused):
+        raise ArchiveError(f"the graph passes {sorted(refused)[0]!r} to {name!r}, which no graph may.")
+    if function is getattr and (kwargs or len(args) != 2 or not isinstance(args[1], str) or args[1] not in ATTRIBUTES):
+        raise ArchiveError(f"the graph reads the attribute {args[1:]!r}, which is not one of tensors.")
+    if any(function is builtin for builtin in _BUILTINS) and kwargs and function is not dict:
+        raise ArchiveError(f"the graph passes {sorted(kwargs)[0]!r} to {name!r}, which takes no such argument.")
+    word = name.rpartition(".")[2]
+    devices = [kwargs.get("device"), *(args if word in _DEVICES else ())]
+    if any(isinstance(value, str) and value != "cpu" for value in devices):
+        raise ArchiveError(f"the graph moves a tensor to a device in {name!r}. A file is for the CPU.")
+
+
+def _check_plain(value: Any) -> None:
+    """Refuse callables and value types among arguments; nodes, containers and plain values are all they may hold."""
     if isinstance(value, dict):
-        return ["dict", *([to_json(k), to_json(v)] for k, v in value.items())]
-    if isinstance(value, slice):
-        return ["slice", *map(to_json, (value.start, value.stop, value.step))]
-    if isinstance(value, Ref):
-        return ["node", value.name]
-    if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
-        return ["torch", str(value).removeprefix("torch.")]
-    if isinstance(value, torch.device):
-        return ["device", str(value)]
-    if value is Ellipsis:
-        return ["ellipsis"]
-    if any(value is function for function in ACTIVATIONS):
-        return ["function", function_name(value)]  # a layer's activation
-    if type(value).__name__ in _VALUES and dataclasses.is_dataclass(value):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return ["value", type(value).__name__, to_json(fields)]
-    raise ArchiveError(f"the graph holds a {type(value).__name__}, which cannot be stored.")
+        for key, item in value.items():
+            if not isinstance(key, (str, int, float, bool, type(None))):
+                raise ArchiveError(f"the graph holds a dict with the key {str(key)[:40]!r}.")
+            _check_plain(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_plain(item)
+    elif isinstance(value, slice):
+        _check_plain((value.start, value.stop, value.step))
+    elif callable(value) or (dataclasses.is_dataclass(value) and not isinstance(value, Ref)):
+        raise ArchiveError(f"the graph passes a {type(value).__name__} as an argument.")
 
 
-def from_json(value: Any) -> Any:
-    """The inverse of `to_json`."""
-    if not isinstance(value, list):
-        return value
-    tag, *rest = value
-    if tag == "float":
-        return float(rest[0])
-    if tag == "list":
-        return [from_json(item) for item in rest]
-    if tag == "tuple":
-        return tuple(from_json(item) for item in rest)
-    if tag == "dict":
-        return {from_json(k): from_json(v) for k, v in rest}
-    if tag == "slice":
-        return slice(*map(from_json, rest))
-    if tag == "node":
-        return Ref(rest[0])
-    if tag == "torch":
-        found = getattr(torch, rest[0], None)
-        if isinstance(found, (torch.dtype, torch.memory_format, torch.layout)):
-            return found
-    if tag == "device":
-        return torch.device(rest[0])
-    if tag == "ellipsis":
-        return Ellipsis
-    if tag == "function":
-        named = [function for function in ACTIVATIONS if function_name(function) == rest[0]]
-        if named:
-            return named[0]
-    if tag == "value" and rest[0] in _VALUES:
-        return _VALUES[rest[0]](**from_json(rest[1]))
-    raise ArchiveError(f"the file holds a value of the unknown kind {tag!r}.")
+def _refs(value: Any) -> Iterator[Ref]:
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Ref):
+            yield leaf
+        elif isinstance(leaf, slice):
+            yield from (part for part in (leaf.start, leaf.stop, leaf.step) if isinstance(part, Ref))
+
+
+def _fits_meta(key: str, value: Any) -> bool:
+    if key == "scope":
+        steps = isinstance(value, tuple) and all(isinstance(step, tuple) and len(step) == 2 for step in value)
+        return steps and all(isinstance(word, str) for step in value for word in step)
+    if key == "tensor":
+        return value is None or _is_info(value)
+    kinds = {"where": str, "mutated": bool, "note": (Note, type(None)), "decision": (Decision, type(None))}
+    return isinstance(value, kinds[key])  # type: ignore[arg-type]
+
+
+def _is_info(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(item is None or _is_info(item) for item in value)
+    return isinstance(value, TensorInfo)

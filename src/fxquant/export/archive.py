@@ -18,7 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fxquant.core.value_json import read_json
 from fxquant.errors import ArchiveError
+from fxquant.export.check_header import check_header
 from fxquant.export.rebuild import rebuild
 from fxquant.export.tree_rows import Rows, header_of, stored_tensors
 
@@ -41,13 +43,16 @@ def read_archive(path: Path, float_model: nn.Module | None) -> nn.Module:
     """Read a file written by `write_archive`; the regions are in QDQ form."""
     header, tensors = _read(path)
     try:
+        check_header(header, tensors)
         for name in header["channels_last"]:
             tensors[name] = tensors[name].contiguous(memory_format=_last(tensors[name]))
         tensors.update({name: tensors[source] for name, source in header["ties"].items()})
-        return rebuild(header, tensors, float_model)
-    except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, ArchiveError):
-            raise
+        return rebuild(header, tensors, float_model, path)
+    except ArchiveError as error:
+        raise ArchiveError(f"{str(path)!r}: {error}") from error
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError) as error:
+        raise ArchiveError(f"{str(path)!r} has a header that makes no model: {error!r}") from error
+    except (RecursionError, RuntimeError, TypeError, ValueError) as error:
         raise ArchiveError(f"{str(path)!r} has a header that makes no model: {error!r}") from error
 
 
@@ -64,9 +69,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ArchiveError(f"{str(path)!r} is a safetensors file, but not one that fxquant.save wrote.")
     if metadata.get("digest") != _digest(metadata["fxquant"], tensors):
         raise ArchiveError(f"{str(path)!r} was altered after it was saved. Take a fresh copy.")
-    header = json.loads(metadata["fxquant"])
-    if header.get("format") != FORMAT:
-        raise ArchiveError(f"{str(path)!r} has the format {header.get('format')!r}; this version reads {FORMAT!r}.")
+    header = read_json(metadata["fxquant"])
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        found = header.get("format") if isinstance(header, dict) else type(header).__name__
+        raise ArchiveError(f"{str(path)!r} has the format {str(found)[:40]!r}; this version reads {FORMAT!r}.")
     return header, tensors
 
 

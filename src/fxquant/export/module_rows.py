@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from fxquant.core.graph import user_class
-from fxquant.core.graph_json import from_json, to_json
 from fxquant.core.spec import Spec
+from fxquant.core.value_json import from_json, to_json
 from fxquant.errors import ArchiveError
 from fxquant.export.stock_fields import check_settings, fields_of, stock_classes
 from fxquant.passes.convert_weights import QuantizedWeight, shell_of

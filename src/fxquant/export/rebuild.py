@@ -7,6 +7,7 @@ model's own, which have to be of the class that the row names and to hold tensor
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from fxquant.capture.bake import bake_parametrizations
 from fxquant.capture.functional import Spelling, read_as_weights
 from fxquant.core.graph import clone_tree, place_regions, regions
-from fxquant.core.graph_json import from_json
 from fxquant.core.paths import find_module, join_path, set_submodule
 from fxquant.core.tree import Tree, set_tree
+from fxquant.core.value_json import from_json
 from fxquant.errors import ArchiveError
+from fxquant.export.check_weights import check_weights
 from fxquant.export.code_functions import code_functions
+from fxquant.export.dry_run import dry_run
 from fxquant.export.module_rows import Row, build_stock, build_weight, name_of, same_class, stock_class
 from fxquant.export.region_rows import Code, build_region, check_references
 from fxquant.modules.substitute import FORMS
@@ -26,7 +29,9 @@ from fxquant.modules.substitute import FORMS
 _AGAIN = "Give load the float model that was quantized."
 
 
-def rebuild(header: dict[str, Any], tensors: dict[str, Tensor], float_model: nn.Module | None) -> nn.Module:
+def rebuild(
+    header: dict[str, Any], tensors: dict[str, Tensor], float_model: nn.Module | None, source: Path
+) -> nn.Module:
     """The model that a header describes. The float model is not changed, and shares nothing with the result."""
     rows: dict[str, Row] = header["modules"]
     if float_model is None:
@@ -39,7 +44,10 @@ def rebuild(header: dict[str, Any], tensors: dict[str, Tensor], float_model: nn.
         tree = bake_parametrizations(clone_tree(float_model))
     for path, row in rows.items():
         part = find_module(tree, path) if path or float_model is not None else None
-        tree = _put(tree, path, _build(path, row, part, code))
+        try:
+            tree = _put(tree, path, _build(path, row, part, code))
+        except ArchiveError as error:
+            raise ArchiveError(f"module {path or '<root>'!r}: {error}") from error
     for path, first in header["aliases"].items():
         shared = find_module(tree, first)
         if shared is not None and find_module(tree, path) is not shared:
@@ -50,7 +58,12 @@ def rebuild(header: dict[str, Any], tensors: dict[str, Tensor], float_model: nn.
         assert module is not None
         if "weights" in row:
             read_as_weights(module, {name: Spelling(*parts) for name, parts in from_json(row["weights"]).items()})
-    return _finish(tree, rows, header["trees"])
+    made = _finish(tree, rows, header["trees"])
+    check_weights(made)
+    dry_run(made, sum(tensor.nbytes for tensor in tensors.values()))
+    for _, region in regions(made):
+        region._region.source = str(source)
+    return made
 
 
 def _need_no_float_model(rows: dict[str, Row]) -> None:
@@ -177,7 +190,7 @@ def _finish(tree: nn.Module, rows: dict[str, Row], trees: dict[str, Any]) -> nn.
     for path, row in rows.items():
         if row.get("training") and (trained := find_module(tree, path)) is not None:
             trained.training = True
-    for _, region in regions(tree):
-        check_references(region)
+    for path, region in regions(tree):
+        check_references(path, region)
         region.recompile()
     return copy.deepcopy(tree)

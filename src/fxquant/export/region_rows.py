@@ -6,23 +6,20 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from fxquant.capture import guards
+from fxquant.capture.conditions import as_conditions
 from fxquant.capture.trace import run_forward
 from fxquant.core.boundary import Boundary
 from fxquant.core.encode import decode_graph
 from fxquant.core.graph import Region, RegionState
-from fxquant.core.graph_json import (
-    from_json,
-    function_name,
-    graph_from_json,
-    graph_to_json,
-    tensor_methods,
-    to_json,
-)
+from fxquant.core.graph_json import graph_from_json, graph_to_json
+from fxquant.core.language import function_name, functions, methods
 from fxquant.core.paths import find_module
-from fxquant.errors import ArchiveError
+from fxquant.core.value_json import from_json, to_json
+from fxquant.errors import ArchiveError, InputError
 from fxquant.export.module_rows import Row, name_of, stock_class
 from fxquant.modules import attention, cells, transformer
 from fxquant.passes import convert_weights
@@ -90,6 +87,7 @@ def build_region(row: Row, part: nn.Module | None, code: Code) -> Region:
         boundary=boundary if isinstance(boundary, Boundary) else None,
     )
     graph = graph_from_json(row["graph"], {**code, **_own_functions()})
+    _read_conditions(graph)
     _check_calls(graph)
     tree = nn.Module() if part is None else part
     region = Region(_around_child(tree) if state.flat else tree, graph, state)
@@ -107,13 +105,25 @@ def _around_child(module: nn.Module) -> nn.Module:
     return shell
 
 
+def _read_conditions(graph: fx.Graph) -> None:
+    """Conditions on sizes are data; files of earlier versions hold them as expressions."""
+    for node in graph.nodes:
+        if node.target is guards.check_sizes:
+            if node.kwargs or len(node.args) != 3 or len(node.args[0]) != len(node.args[1]):
+                raise ArchiveError(f"node {node.name!r} checks no sizes.")
+            try:
+                node.args = (*node.args[:2], as_conditions(node.args[2]))
+            except InputError as error:
+                raise ArchiveError(f"node {node.name!r}: {error}") from error
+
+
 def _check_calls(graph: fx.Graph) -> None:
     """Refuse what our own functions would look up by a name in their arguments."""
     for node in graph.nodes:
         words = (*node.args[1:3], None, None)
         if node.target is guards.apply_in_place:
             method = words[0]
-            if not isinstance(method, str) or method not in tensor_methods() or not method.endswith("_"):
+            if not isinstance(method, str) or method not in methods() or not method.endswith("_"):
                 raise ArchiveError(f"the graph calls the method {method!r} in place, which is not one of tensors.")
         if node.target in (guards.pack, guards.unpack):
             structure = words[0 if node.target is guards.pack else 1]
@@ -122,15 +132,47 @@ def _check_calls(graph: fx.Graph) -> None:
                 raise ArchiveError("the graph holds a container that cannot be stored, such as a defaultdict.")
 
 
-def check_references(region: Region) -> None:
-    """What a graph calls has to be a module, and what it reads a tensor, of the region."""
+def check_references(path: str, region: Region) -> None:
+    """What a graph calls has to be a module, and what it reads a tensor, of the region.
+
+    fx writes `self.conv(x)`, so a module must not go by the name of a method (`to_folder`), which would be called.
+    """
     for node in region.graph.nodes:
-        target = str(node.target)
-        if node.op == "call_module" and find_module(region, target) is None:
-            raise ArchiveError(f"the graph calls {target!r}, which is no module of the model.")
-        if node.op == "get_attr" and not (target == SELF and region._region.user_class is not nn.Module):
+        target, where = str(node.target), f"region {path or '<root>'!r}, node {node.name!r}"
+        if node.op == "call_module" and (find_module(region, target) is None or _is_hidden(region, target)):
+            raise ArchiveError(f"{where}: the graph calls {target!r}, which is no module of the model.")
+        if node.op == "get_attr" and target == SELF:
+            _check_self(where, region, node)
+        elif node.op == "get_attr":
             owner_path, _, name = target.rpartition(".")
             owner = find_module(region, owner_path)
             found = None if owner is None else owner._parameters.get(name, owner._buffers.get(name))
-            if not isinstance(found, Tensor):
-                raise ArchiveError(f"the graph reads {target!r}, which is no tensor of the model.")
+            if not isinstance(found, Tensor) or _is_hidden(region, target):
+                raise ArchiveError(f"{where}: the graph reads {target!r}, which is no tensor of the model.")
+
+
+def _check_self(where: str, region: Region, node: fx.Node) -> None:
+    """The module itself is for functions that run its code, and for nothing else."""
+    known = (run_forward, *code_of(region))
+    if region._region.user_class is nn.Module or not all(user.target in known for user in node.users):
+        raise ArchiveError(f"{where}: the graph reads the module itself.")
+
+
+def code_of(region: Region) -> list[Any]:
+    """What a graph calls besides the functions of the language and our own."""
+    named = {node.target for node in region.graph.nodes if node.op == "call_function"}
+    return [each for each in named if each not in functions().values() and each not in _OWN and not _is_op(each)]
+
+
+def _is_op(function: Any) -> bool:
+    return isinstance(function, torch._ops.OpOverload)
+
+
+def _is_hidden(root: nn.Module, path: str) -> bool:
+    """Whether a step of a path reads as an attribute of the module's own, not as its child or tensor."""
+    owner: nn.Module | None = root
+    for step in path.split("."):
+        if owner is None or step in owner.__dict__ or hasattr(type(owner), step):
+            return True
+        owner = owner._modules.get(step)
+    return False

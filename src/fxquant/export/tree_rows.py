@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fxquant.capture.functional import weight_spellings
 from fxquant.core.graph import Region, regions
-from fxquant.core.graph_json import to_json
 from fxquant.core.paths import get_attr, join_path
 from fxquant.core.tree import trees
+from fxquant.core.value_json import to_json
 from fxquant.errors import ArchiveError
 from fxquant.export.code_functions import code_functions
 from fxquant.export.module_rows import Row, stock_row, user_row, weight_row
