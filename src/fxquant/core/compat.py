@@ -211,6 +211,21 @@ def interpreted(text: str) -> Callable[..., Any] | None:
     return function
 
 
+_scan: Any = None
+with contextlib.suppress(ImportError):
+    from torch._higher_order_ops.scan import scan as _scan
+
+
+def has_scan() -> bool:
+    """Whether torch can write a loop over the first dimension of a tensor as one op of an exported graph."""
+    return _scan is not None
+
+
+def scan(combine: Callable[..., Any], state: tuple[Tensor, ...], steps: Tensor, *, reverse: bool) -> Any:
+    """(final state, outputs) of `combine(state, step) -> (state, output)`, as one op."""
+    return _scan(combine, state, steps, reverse=reverse)
+
+
 def dynamo_traces() -> bool:
     """Whether TorchDynamo is tracing in this thread, its own code included."""
     context = getattr(torch._guards, "CompileContext", None)

@@ -17,6 +17,14 @@ class OnnxRuntime(Runtime):
 
     engine = package = "onnxruntime"
 
+    def _adapt(self, graph: Any) -> None:
+        from onnx_ir.passes import common
+
+        from fxquant.export.loop_constants import move_weights_before_loops
+
+        move_weights_before_loops(graph.graph)
+        common.RemoveUnusedNodesPass()(graph)
+
     def _open(self, threads: int) -> Any:
         import onnxruntime as ort
 

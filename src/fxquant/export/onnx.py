@@ -167,6 +167,7 @@ def _translate(program: torch.export.ExportedProgram, opset: int, gemm: bool, ca
 
     from fxquant.export.fold_weights import fold_weights
     from fxquant.export.int32_bias import quantize_biases
+    from fxquant.export.loop_constants import move_into_loops
     from fxquant.export.translate import translations
 
     try:
@@ -183,8 +184,10 @@ def _translate(program: torch.export.ExportedProgram, opset: int, gemm: bool, ca
     assert exported is not None
     model = exported.model
     _correct_types(model)
-    fold_weights(model.graph)
-    quantize_biases(model.graph)
+    move_into_loops(model.graph)
+    for graph in (model.graph, *model.graph.subgraphs()):
+        fold_weights(graph)
+        quantize_biases(graph)
     common.RemoveUnusedNodesPass()(model)
     common.NameFixPass()(model)
     return model
@@ -194,7 +197,10 @@ def _correct_types(model: ir.Model) -> None:
     """Scales found at run time are float64 and of one axis in torch's ops, which is what the exporter noted."""
     import onnx_ir as ir
 
-    for node in model.graph:
+    for node in model.graph.all_nodes():  # those of loops included
+        if node.op_type == "DynamicQuantizeLinear":
+            for value, dtype in zip(node.outputs[1:], (ir.DataType.FLOAT, ir.DataType.UINT8), strict=True):
+                value.dtype, value.shape = dtype, ir.Shape(())
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             integers = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
             dtypes = (ir.DataType.FLOAT, integers.dtype if integers is not None else None)

@@ -2,7 +2,8 @@
 
     quantize, dequantize       QuantizeLinear, DequantizeLinear; a grid smaller than its dtype is kept by a Clip
     choose_qparams             DynamicQuantizeLinear where its grid is the whole of uint8, plain arithmetic elsewhere
-    linear on int8 tensors     Gemm on two dimensions, for which runtimes have an int8 kernel that takes the bias
+    linear on int8 tensors     Gemm on two dimensions, for which runtimes have an int8 kernel that takes the bias;
+                               MatMulInteger where the range of the input is found at run time
 
 torch.onnx has translations of its own for some of these, without the grids, tensor scales and groups used here.
 Imported only when a model is exported, since onnxscript is an optional dependency.
@@ -165,7 +166,18 @@ def linear_on_rows(input: Value, weight: Value, bias: Value | None = None) -> Va
         y = op.Gemm(op.DequantizeLinear(rows, *made.inputs[1:]), weight, bias, transB=1)
         kept = op.Shape(made.inputs[0], start=0, end=-1)
         return op.Reshape(y, op.Concat(kept, _constant([weight.shape[0]], int(ir.DataType.INT64)), axis=0))
-    return linear(input, weight, bias)
+    return linear_on_integers(input, weight, bias)
+
+
+def linear_on_integers(input: Value, weight: Value, bias: Value | None = None) -> Value:
+    """Where the input's range is found at run time: a pair would be multiplied in float."""
+    x, w = input.producer(), weight.producer()
+    pairs = all(made is not None and made.op_type == "DequantizeLinear" for made in (x, w))
+    if not pairs or _is_constant(x.inputs[1]) or w.attributes.get_int("block_size", 0) or not _is_zero(w.inputs[2]):
+        return linear(input, weight, bias)
+    sums = op.MatMulInteger(x.inputs[0], op.Transpose(w.inputs[0], perm=[1, 0]), x.inputs[2])
+    y = op.Mul(op.Cast(sums, to=_FLOAT), op.Mul(x.inputs[1], w.inputs[1]))
+    return y if bias is None else op.Add(y, bias)
 
 
 def attention(
@@ -191,6 +203,13 @@ def attention(
     if attn_mask is not None:
         scores = op.Add(scores, attn_mask)
     return op.MatMul(op.Softmax(scores, axis=-1), value)
+
+
+def _is_zero(value: Value) -> bool:
+    """Whether a zero point is known to be zero; those of symmetric weights are written as constants."""
+    made = value.producer() if value is not None else None
+    constant = made.attributes.get_tensor("value", None) if made is not None and made.op_type == "Constant" else None
+    return constant is not None and not np.any(constant.numpy())
 
 
 def _is_constant(value: Value) -> bool:

@@ -3,8 +3,9 @@
     x_t   = W_ih input_t + b_ih              one int8 linear over all time steps at once
     h_t   = gates(x_t, W_hh h_(t-1) + b_hh)  one int8 linear per step, gates in float
 
-The loop is Python (the class is wrapped), so any sequence length goes, and packed sequences too. The linears are in
-regions of their own. Arguments and results are those of `nn.LSTM`, `nn.GRU` and `nn.RNN`. The state_dict has other
+The loop is Python (the class is wrapped), so any sequence length goes, and packed sequences too. Under torch.export it
+is one scan, so that a graph does not grow with the sequence. The linears are in regions of their own. Arguments and
+results are those of `nn.LSTM`, `nn.GRU` and `nn.RNN`. The state_dict has other
 keys: `layers.0.0.ih.weight` for `weight_ih_l0`, `layers.0.1.step.hh.weight` for `weight_hh_l0_reverse`.
 """
 
@@ -20,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from typing_extensions import Self
 
 from fxquant.capture.wrap import wrap
+from fxquant.core import compat
 from fxquant.modules.cells import State, make_step
 from fxquant.modules.linears import linear_of
 
@@ -117,6 +119,8 @@ def _scan(
 ) -> tuple[Tensor, State]:
     """One direction over all time steps: (outputs in the form of `x`, final state)."""
     projected = direction.ih(x)
+    if sizes is None and torch.compiler.is_exporting() and compat.has_scan():
+        return _scan_in_graph(direction.step, projected, state, backwards)
     steps = projected.unbind(0) if sizes is None else projected.split(list(sizes))
     outputs: list[Tensor] = []
     for step in reversed(steps) if backwards else steps:
@@ -130,6 +134,17 @@ def _scan(
     if backwards:
         outputs.reverse()
     return torch.stack(outputs) if sizes is None else torch.cat(outputs), state
+
+
+def _scan_in_graph(step: Any, projected: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
+    """The same as one op of the graph that is exported, for any number of steps."""
+
+    def combine(carried: State, x: Tensor) -> tuple[State, Tensor]:
+        new = tuple(step(x, *carried))
+        return new, new[0].clone()
+
+    final, outputs = compat.scan(combine, state, projected, reverse=backwards)
+    return outputs, tuple(final)
 
 
 def _direction(module: nn.RNNBase, name: str) -> Direction:
