@@ -232,6 +232,18 @@ def dynamo_traces() -> bool:
     return context is not None and context.current_compile_id() is not None
 
 
+def keeps_volumes_last(x: torch.Size, weight: torch.Size, geometry: tuple[Any, ...]) -> bool:
+    """Whether the float convolution that torch has for volumes of these sizes knows channels last; not all do."""
+    select = getattr(torch._C, "_select_conv_backend", None)
+    if select is None:
+        return True
+    batched = x if len(x) == len(weight) else (1, *x)
+    stride, padding, dilation, groups = geometry
+    ghosts = (torch.empty(1).expand(size) for size in (batched, weight))
+    backend = select(*ghosts, None, stride, padding, dilation, False, [0] * len(stride), groups, None)
+    return str(backend).rpartition(".")[2].startswith("Mkldnn")
+
+
 def unseen() -> Any:
     """A context in which no dispatch mode sees the ops that run."""
     return torch._C._DisableTorchDispatch()

@@ -28,12 +28,24 @@ class Role(enum.Enum):
     FLOAT = "float"
 
 
+class Layout(enum.Enum):
+    """How the result of an op lies in memory (engines/layout.py)."""
+
+    CONV = "conv"  # channels last if the input or the weight is
+    EACH = "each"  # as the operands do, element by element
+    POOL = "pool"  # as the operand does, if that is a picture
+    CAT = "cat"  # channels last if all are
+    PART = "part"  # as views of the operand
+    NEW = "new"  # contiguous, whatever the operand
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Op:
     """One row. `params` names the positional parameters of the functional spelling; `operands` are the positions of
     the activations among them (a list-valued argument counts as all its elements). `inplace` maps the in-place
     functions and methods to their twins, `attributes` the attributes of a tensor to the function that they are.
-    `channel_axis` is the output-channel axis of the weight. `unless` is asked
+    `channel_axis` is the output-channel axis of the weight. `layout` says how the result lies in memory, for ops that
+    compute the same however their operands lie; without it, an op sees them as the float model's lie. `unless` is asked
     about a node and the module that it calls, if any: the reason why it has to stay in float, or None.
     """
 
@@ -51,6 +63,7 @@ class Op:
     weight: str | None = None
     channel_axis: int = 0
     range: tuple[float, float] | None = None
+    layout: Layout | None = None
     unless: Callable[[fx.Node, nn.Module | None], str | None] | None = None
 
     @property
@@ -161,6 +174,7 @@ def _compute() -> Iterable[Op]:
         yield Op(
             kind=f"conv{dim}d",
             role=Role.COMPUTE,
+            layout=Layout.CONV if dim < 3 else None,  # torch has several for volumes, which differ in it
             modules=(conv,),
             functions=(fn, getattr(torch, f"conv{dim}d")),
             aten=(f"conv{dim}d",),
@@ -171,6 +185,7 @@ def _compute() -> Iterable[Op]:
         yield Op(
             kind=f"conv_transpose{dim}d",
             role=Role.COMPUTE,
+            layout=Layout.CONV if dim < 3 else None,
             modules=(conv_t,),
             functions=(fn_t, getattr(torch, f"conv_transpose{dim}d")),
             aten=(f"conv_transpose{dim}d",),
@@ -246,6 +261,7 @@ def _own_range() -> Iterable[Op]:
     yield Op(
         kind="batch_norm",
         role=Role.OWN_RANGE,
+        layout=Layout.POOL,
         modules=(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
         functions=(F.batch_norm, torch.batch_norm),
         aten=("batch_norm",),
@@ -287,6 +303,7 @@ def _own_range() -> Iterable[Op]:
         yield Op(
             kind=kind,
             role=Role.OWN_RANGE,
+            layout=Layout.EACH,
             functions=(*(getattr(torch, name) for name in (*names, *reverse)), plain, in_place),
             methods=(
                 *names,
@@ -303,11 +320,16 @@ def _own_range() -> Iterable[Op]:
             },
             unless=_div_reason if kind == "div" else None,
         )
-    yield Op(kind="mean", role=Role.OWN_RANGE, functions=(torch.mean,), methods=("mean",), aten=("mean",))
-    yield Op(kind="sum", role=Role.OWN_RANGE, functions=(torch.sum,), methods=("sum",), aten=("sum",))
+    yield Op(
+        kind="mean", role=Role.OWN_RANGE, layout=Layout.NEW, functions=(torch.mean,), methods=("mean",), aten=("mean",)
+    )
+    yield Op(
+        kind="sum", role=Role.OWN_RANGE, layout=Layout.NEW, functions=(torch.sum,), methods=("sum",), aten=("sum",)
+    )
     yield Op(
         kind="leaky_relu",
         role=Role.OWN_RANGE,
+        layout=Layout.EACH,
         modules=(nn.LeakyReLU,),
         functions=(F.leaky_relu, F.leaky_relu_),
         aten=("leaky_relu", "leaky_relu_"),
@@ -325,6 +347,7 @@ def _own_range() -> Iterable[Op]:
     yield Op(
         kind="elu",
         role=Role.OWN_RANGE,
+        layout=Layout.EACH,
         modules=(nn.ELU,),
         functions=(F.elu, F.elu_),
         aten=("elu", "elu_"),
@@ -333,16 +356,39 @@ def _own_range() -> Iterable[Op]:
     yield Op(
         kind="hardswish",
         role=Role.OWN_RANGE,
+        layout=Layout.EACH,
         modules=(nn.Hardswish,),
         functions=(F.hardswish,),
         aten=("hardswish", "hardswish_"),
     )
-    yield Op(kind="silu", role=Role.OWN_RANGE, modules=(nn.SiLU,), functions=(F.silu,), aten=("silu", "silu_"))
-    yield Op(kind="mish", role=Role.OWN_RANGE, modules=(nn.Mish,), functions=(F.mish,), aten=("mish", "mish_"))
-    yield Op(kind="gelu", role=Role.OWN_RANGE, modules=(nn.GELU,), functions=(F.gelu,), aten=("gelu", "gelu_"))
+    yield Op(
+        kind="silu",
+        role=Role.OWN_RANGE,
+        layout=Layout.EACH,
+        modules=(nn.SiLU,),
+        functions=(F.silu,),
+        aten=("silu", "silu_"),
+    )
+    yield Op(
+        kind="mish",
+        role=Role.OWN_RANGE,
+        layout=Layout.EACH,
+        modules=(nn.Mish,),
+        functions=(F.mish,),
+        aten=("mish", "mish_"),
+    )
+    yield Op(
+        kind="gelu",
+        role=Role.OWN_RANGE,
+        layout=Layout.EACH,
+        modules=(nn.GELU,),
+        functions=(F.gelu,),
+        aten=("gelu", "gelu_"),
+    )
     yield Op(
         kind="avg_pool",
         role=Role.OWN_RANGE,
+        layout=Layout.POOL,
         modules=(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
         functions=(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, torch.avg_pool1d),
         aten=("avg_pool1d", "avg_pool2d", "avg_pool3d"),
@@ -350,6 +396,7 @@ def _own_range() -> Iterable[Op]:
     yield Op(
         kind="adaptive_avg_pool",
         role=Role.OWN_RANGE,
+        layout=Layout.POOL,
         modules=(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
         functions=(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, torch.adaptive_avg_pool1d),
         aten=(
@@ -363,6 +410,7 @@ def _fixed() -> Iterable[Op]:
     yield Op(
         kind="sigmoid",
         role=Role.FIXED,
+        layout=Layout.EACH,
         modules=(nn.Sigmoid,),
         functions=(torch.sigmoid, F.sigmoid, torch.sigmoid_, torch.special.expit),
         methods=("sigmoid", "sigmoid_"),
@@ -373,6 +421,7 @@ def _fixed() -> Iterable[Op]:
     yield Op(
         kind="hardsigmoid",
         role=Role.FIXED,
+        layout=Layout.EACH,
         modules=(nn.Hardsigmoid,),
         functions=(F.hardsigmoid,),
         aten=("hardsigmoid", "hardsigmoid_"),
@@ -381,6 +430,7 @@ def _fixed() -> Iterable[Op]:
     yield Op(
         kind="tanh",
         role=Role.FIXED,
+        layout=Layout.EACH,
         modules=(nn.Tanh,),
         functions=(torch.tanh, F.tanh, torch.tanh_),
         methods=("tanh", "tanh_"),
@@ -405,6 +455,7 @@ def _share() -> Iterable[Op]:
     yield Op(
         kind="relu",
         role=Role.SHARE,
+        layout=Layout.EACH,
         modules=(nn.ReLU,),
         functions=(F.relu, torch.relu, F.relu_, torch.relu_),
         methods=("relu", "relu_"),
@@ -414,6 +465,7 @@ def _share() -> Iterable[Op]:
     yield Op(
         kind="clamp",
         role=Role.SHARE,
+        layout=Layout.EACH,
         modules=(nn.ReLU6, nn.Hardtanh),
         functions=(
             *(F.relu6, F.hardtanh, F.hardtanh_, torch.clamp, torch.clip, torch.clamp_min, torch.clamp_max),
@@ -440,6 +492,7 @@ def _share() -> Iterable[Op]:
     yield Op(
         kind="max_pool",
         role=Role.SHARE,
+        layout=Layout.POOL,
         modules=(
             *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
             *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
@@ -461,6 +514,7 @@ def _share() -> Iterable[Op]:
     yield Op(
         kind="interpolate",
         role=Role.SHARE,
+        layout=Layout.POOL,
         modules=(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d),
         functions=(F.interpolate, F.upsample, F.upsample_nearest, F.upsample_bilinear),
         aten=(
@@ -474,6 +528,7 @@ def _share() -> Iterable[Op]:
     yield Op(
         kind="cat",
         role=Role.SHARE,
+        layout=Layout.CAT,
         functions=(
             *(torch.cat, torch.concat, torch.concatenate),
             *(torch.hstack, torch.vstack, torch.dstack, torch.row_stack, torch.column_stack),
@@ -561,6 +616,7 @@ def _share() -> Iterable[Op]:
     yield Op(
         kind="split",
         role=Role.SHARE,
+        layout=Layout.PART,
         functions=(torch.split, torch.split_with_sizes, torch.chunk, torch.unbind, torch.tensor_split),
         methods=("split", "split_with_sizes", "chunk", "unbind", "tensor_split"),
         aten=("split", "split_with_sizes", "chunk", "unbind", "tensor_split"),

@@ -14,8 +14,9 @@ from torch import fx, nn
 
 from fxquant.core.graph import Region
 from fxquant.core.nodes import tensor_info
-from fxquant.core.ops import Op, OpTable, activation_nodes
+from fxquant.core.ops import Layout, Op, OpTable, activation_nodes
 from fxquant.engines import kernels
+from fxquant.engines.lower_layout import mark
 from fxquant.engines.match import dtype_of, grid_of, integers, is_dequantize, only_user, quantize_after
 from fxquant.passes.convert_weights import replace_node
 
@@ -44,7 +45,8 @@ def lower_follower(region: Region, node: fx.Node, ops: OpTable) -> None:
     elif op.kind == "pad" and len(same) == 1 and node.target is F.pad and _pads_zeros(node):
         zero = grid_of(end)[1]
         width = node.args[1] if len(node.args) > 1 else node.kwargs["pad"]
-        _replace(region, end, node, lambda g: g.call_function(F.pad, (integers(operands[0]), width, "constant", zero)))
+        padded = (integers(operands[0]), width, "constant", zero)
+        _replace(region, end, node, lambda g: mark(g.call_function(F.pad, padded), Layout.POOL, 0))
     elif op.kind == "max_pool" and len(same) == 1 and _is_max_pool2d(region, node):
         _max_pool(region, node, operands[0], end)
     elif op.kind == "relu" and len(same) == 1:
@@ -123,7 +125,8 @@ def _max_pool(region: Region, node: fx.Node, operand: fx.Node, end: fx.Node) -> 
         assert isinstance(module, nn.MaxPool2d)
         args = (module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
     kwargs.pop("return_indices", None)
-    _replace(region, end, node, lambda g: g.call_function(kernels.max_pool2d, (integers(operand), *args), kwargs))
+    pooled = (integers(operand), *args)
+    _replace(region, end, node, lambda g: mark(g.call_function(kernels.max_pool2d, pooled, kwargs), Layout.POOL, 0))
 
 
 def _binary(region: Region, node: fx.Node, op: Op, operands: list[fx.Node], end: fx.Node, relu: bool) -> None:
@@ -131,7 +134,7 @@ def _binary(region: Region, node: fx.Node, op: Op, operands: list[fx.Node], end:
     function = kernels.add if op.kind == "add" else kernels.mul
     args = (integers(a), grid_of(a), integers(b), grid_of(b), grid_of(end), relu)
     if end.args[3:5] == (0, 255):
-        _replace(region, end, node, lambda g: g.call_function(function, args))
+        _replace(region, end, node, lambda g: mark(g.call_function(function, args), Layout.EACH, 0, 2))
 
 
 def _mean(region: Region, node: fx.Node, op: Op, operand: fx.Node) -> None:
@@ -155,4 +158,4 @@ def _mean(region: Region, node: fx.Node, op: Op, operand: fx.Node) -> None:
     with region.graph.inserting_before(node):
         new = region.graph.call_function(kernels.mean, (integers(operand), *grid_of(operand), dims, keepdim))
     new.meta.update(node.meta)
-    replace_node(region.graph, node, new)
+    replace_node(region.graph, node, mark(new, op.layout, 0))

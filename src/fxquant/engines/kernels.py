@@ -61,6 +61,11 @@ def _fast(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and x.device.type == "cpu" and _has_quantized()
 
 
+def _is_orderly(x: Tensor) -> bool:
+    """Whether torch's quantized tensors keep the layout. Others are made contiguous there, unlike by a float op."""
+    return x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
+
+
 def quantize_channels_last(
     x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Tensor:
@@ -74,7 +79,7 @@ def quantize_channels_last(
 
 def quantize(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: torch.dtype) -> Tensor:
     """clamp(round(x / scale) + zero_point) in one pass."""
-    if x.dtype == torch.float32 and dtype in _QUANTIZED and _fast(x):
+    if x.dtype == torch.float32 and dtype in _QUANTIZED and _fast(x) and _is_orderly(x):
         q = _plain(torch.quantize_per_tensor(x, scale, zero_point, _QUANTIZED[dtype]), dtype)
         return q if quant_max - quant_min == 255 else q.clamp_(quant_min, quant_max)
     steps = torch.round(x.float() * (1.0 / scale)) + zero_point
@@ -83,7 +88,8 @@ def quantize(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: 
 
 def dequantize(q: Tensor, scale: float | Tensor, zero_point: Any) -> Tensor:
     """(q - zero_point) * scale in one pass."""
-    if _QUANTIZED.get(q.dtype) is not None and _fast(q) and q.numel() and not isinstance(scale, Tensor):
+    quick = _QUANTIZED.get(q.dtype) is not None and _fast(q) and q.numel() and _is_orderly(q)
+    if quick and not isinstance(scale, Tensor):
         return _as_quantized(q, scale, zero_point).dequantize()
     steps: Tensor = q.to(torch.float32) - zero_point
     return steps * scale

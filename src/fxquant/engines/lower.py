@@ -17,12 +17,13 @@ from torch import fx, nn
 
 from fxquant.core.encode import decode_graph, encode_graph
 from fxquant.core.graph import Region
-from fxquant.core.ops import OPS, OpTable
+from fxquant.core.ops import OPS, Layout, OpTable
 from fxquant.core.paths import free_path
 from fxquant.core.plan import decision_of
 from fxquant.engines import kernels
 from fxquant.engines.followers import lower_follower
 from fxquant.engines.lower_dynamic import lower_dynamic
+from fxquant.engines.lower_layout import lower_layout, mark
 from fxquant.engines.match import Group, dtype_of, grid_of, is_dequantize, is_quantize, match_group, weight_holder
 from fxquant.engines.onednn_kernels import Accumulate, ConvKernel, Kernels, LinearKernel, Output, Tail
 from fxquant.engines.replay import Replay
@@ -56,6 +57,7 @@ def lower(region: Region, ops: OpTable = OPS) -> Region:
     region.graph.eliminate_dead_code()
     for node in list(region.graph.nodes):
         _lower_boundary(region, node)
+    lower_layout(region, ops)
     region.graph.lint()
     region.recompile()
     region._region.runner = Replay()
@@ -125,11 +127,20 @@ def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
         if group.quantize is not None:
             result = _clamp(region.graph, call, group.quantize)
     call.meta.update(group.node.meta)
+    if group.kind != "linear":
+        mark(call, Layout.CONV, *_summands(group))
     end.replace_all_uses_with(result)
     for dead in dict.fromkeys((end, *reversed(group.nodes))):
         region.graph.erase_node(dead)
     call.name = group.node.name
     return None
+
+
+def _summands(group: Group) -> tuple[int, ...]:
+    """The places of the tensors among a kernel's arguments, in the order in which the model adds them."""
+    if group.other is None:
+        return (0,)
+    return (0, 1) if group.nodes[1].args[0] is group.node else (1, 0)
 
 
 def _emit_weight_only(region: Region, node: fx.Node) -> None:
@@ -160,14 +171,15 @@ def _accumulate(region: Region, group: Group) -> Accumulate | None:
     """The sum is written over the second tensor, unless something may still read it after this kernel."""
     if group.other is None:
         return None
+    first = _summands(group) == (1, 0)
     if group.other_grid is None:
-        return Accumulate(grid=None)
+        return Accumulate(grid=None, first=first)
     order = {node: index for index, node in enumerate(region.graph.nodes)}
     readers = [reader for user in group.other.users for reader in (user.users if is_dequantize(user) else (user,))]
     fresh = is_quantize(group.other) or str(group.other.target).startswith(f"{region._region.kernel_path}.")
     done = all(_is_done(region, reader, group, order) for reader in readers)
     free = fresh and done and group.other is not group.x
-    return Accumulate(grid=group.other_grid, copy=not free)
+    return Accumulate(grid=group.other_grid, copy=not free, first=first)
 
 
 def _is_done(region: Region, reader: fx.Node, group: Group, order: dict[fx.Node, int]) -> bool:
@@ -192,10 +204,10 @@ def _lower_boundary(region: Region, node: fx.Node) -> None:
         to_conv = all(isinstance(_kernel(region, user), ConvKernel) for user in node.users)
         with region.graph.inserting_before(node):
             function = kernels.quantize_channels_last if to_conv else kernels.quantize
-            new = region.graph.call_function(function, node.args)
+            new = mark(region.graph.call_function(function, node.args), Layout.EACH, 0)
     elif is_dequantize(node):
         with region.graph.inserting_before(node):
-            new = region.graph.call_function(kernels.dequantize, node.args[:3])
+            new = mark(region.graph.call_function(kernels.dequantize, node.args[:3]), Layout.EACH, 0)
     else:
         return
     new.meta.update(node.meta)

@@ -14,7 +14,9 @@ from torch import fx
 from fxquant.core import compat
 from fxquant.core.graph import Region
 from fxquant.core.nodes import tensor_info
+from fxquant.core.ops import Layout
 from fxquant.engines import kernels
+from fxquant.engines.lower_layout import mark
 from fxquant.passes.convert_weights import replace_node
 
 _FULL = ((0, 255, torch.uint8), (-128, 127, torch.int8))
@@ -36,7 +38,7 @@ def lower_dynamic(region: Region) -> Region:
 def _rewrite(graph: fx.Graph, choose: fx.Node, source: fx.Node) -> None:
     symmetric = choose.target is compat.CHOOSE_QPARAMS_SYMMETRIC
     with graph.inserting_before(choose):
-        parts = graph.call_function(kernels.quantize_dynamic, (source, symmetric))
+        parts = mark(graph.call_function(kernels.quantize_dynamic, (source, symmetric)), Layout.EACH, 0)
         q, scale, zero = (graph.call_function(operator.getitem, (parts, index)) for index in range(3))
     for old in list(choose.users):
         new = scale if old.args[1] == 0 else zero
@@ -47,7 +49,7 @@ def _rewrite(graph: fx.Graph, choose: fx.Node, source: fx.Node) -> None:
             replace_node(graph, user, q)
     for user in list(q.users):
         with graph.inserting_before(user):
-            dequantize = graph.call_function(kernels.dequantize, (q, scale, zero))
+            dequantize = mark(graph.call_function(kernels.dequantize, (q, scale, zero)), Layout.EACH, 0)
         dequantize.meta.update(user.meta)
         replace_node(graph, user, dequantize)
     graph.erase_node(choose)

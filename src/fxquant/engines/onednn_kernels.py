@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fxquant.core import compat
+from fxquant.engines import layout
 from fxquant.engines.compiled import qconv, qlinear
 from fxquant.engines.kernels import Grid
 from fxquant.engines.pack import pack_conv, pack_linear
@@ -42,11 +43,13 @@ class Output:
 class Accumulate:
     """A second tensor that is added: integers on a grid, or float if there is none.
 
-    A sum of integers is written over the tensor, so that is copied first if it is still needed.
+    A sum of integers is written over the tensor, so that is copied first if it is still needed. `first` says that it is
+    the first of the two, whose layout the float model's sum would have.
     """
 
     grid: Grid | None
     copy: bool = False
+    first: bool = False
 
 
 class Kernels(nn.Module):
@@ -218,13 +221,17 @@ class LinearKernel(Kernel):
         if other is None:
             return overload(torch.ops.onednn.qlinear_pointwise, grid)(x, *head, *rest)  # type: ignore[no-any-return]
         assert self.accumulate is not None
+        given = other
         if other.shape[:-1] != x.shape[:-1]:  # the same for every sample
             other = other.expand(*x.shape[:-1], other.shape[-1]).clone(memory_format=torch.contiguous_format)
         elif self.accumulate.copy or not other.is_contiguous():
             other = other.clone(memory_format=torch.contiguous_format)
         op = torch.ops.onednn.qlinear_pointwise
         binary = op.binary_tensor if _on_tensors(grid) else op.binary
-        return binary(x, *head, other, *rest)  # type: ignore[no-any-return]
+        made: Tensor = binary(x, *head, other, *rest)
+        if self.accumulate.first and not given.is_contiguous():
+            return layout.restored(made, layout.after_each([given, False], [given, made], made))
+        return made
 
 
 def _on_tensors(grid: Grid | None) -> bool:

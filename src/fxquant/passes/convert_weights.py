@@ -162,11 +162,11 @@ def _hold(call: _Call, tied: Tied) -> QuantizedWeight:
     holder.__dict__["shell"] = shell_of(call.module)
     key = (id(weight), spec)
     if key not in tied:
-        # kernels read integers in order, and the weight of a lifted `x @ w` is a transposed view
+        values = _in_order(weight)
         if type(call.module) is QatBlock:
-            tied[key] = weight, call.module.weight_fq.quantize(weight.contiguous())
+            tied[key] = weight, call.module.weight_fq.quantize(values)
         else:
-            tied[key] = weight, quantize_weight(weight.contiguous(), spec, f"{call.path}.weight")
+            tied[key] = weight, quantize_weight(values, spec, f"{call.path}.weight")
     q, scale, zero = tied[key][1]
     holder.register_buffer("weight", q)
     holder.register_buffer("weight_scale", scale)
@@ -174,6 +174,16 @@ def _hold(call: _Call, tied: Tied) -> QuantizedWeight:
     for name, tensor in convert_bias(bias, bias_spec, scale, spec, call.input_scale).items():
         holder.register_buffer(name, tensor)
     return holder
+
+
+def _in_order(weight: Tensor) -> Tensor:
+    """Kernels read integers in order, and the weight of a lifted `x @ w` is a transposed view.
+
+    A model with channels last stays one: its weights decide how the results of its convolutions lie.
+    """
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
+    is_last = last is not None and weight.is_contiguous(memory_format=last)
+    return weight if is_last else weight.contiguous()
 
 
 def shell_of(module: nn.Module) -> nn.Module:
