@@ -144,9 +144,10 @@ class _Hidden:
 
 def _drops_pixel(node: fx.Node, operands: list[fx.Node]) -> bool:
     """Whether pictures of one pixel, fresh from a mean, become rows, which lie in one way only."""
-    info = tensor_info(node)
-    is_mean = len(operands) == 1 and operands[0].target is kernels.mean
-    return is_mean and info is not None and len(info.shape) == 2
+    info, source = tensor_info(node), operands[0] if operands else None
+    while source is not None and source.target in (kernels.quantize, kernels.dequantize):
+        source = source.all_input_nodes[0]
+    return source is not None and source.target is kernels.mean and info is not None and len(info.shape) == 2
 
 
 def _keeps_rank(node: fx.Node, operand: fx.Node) -> bool:
