@@ -94,7 +94,7 @@ def test_a_detector_trains_on_targets_and_predicts_without(with_targets: bool) -
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        history.append(float(loss))
+        history.append(loss.item())
     assert all(parameter.grad is not None for parameter in prepared.parameters())
     prepared.eval()
     images, _ = batch(3, size=12)

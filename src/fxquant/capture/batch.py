@@ -1,12 +1,15 @@
-"""Whether a captured graph holds for another batch size than the example's.
+"""Whether a captured graph holds for other calls than the example's: more rows, longer lists, inputs left out.
 
-A trace that was given the example's sizes may hold for just these. The inputs are doubled along their first dimension,
-and the graph is tried.
+A trace that was given the example's sizes may hold for just these. The inputs are changed in the ways in which calls
+differ in use, one at a time. Where the model itself takes that and the graph does not, the graph fixes too much.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +17,9 @@ from torch.utils import _pytree as pytree
 
 from fxquant.capture.compare import difference, evaluating, run, trying
 from fxquant.core.graph import clone_tree
+
+_MOST_TRIES = 6  # each costs two runs of the model
+Example = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def batch_size(values: Any) -> int | None:
@@ -25,27 +31,76 @@ def batch_size(values: Any) -> int | None:
 def double_batch(values: Any) -> Any:
     """The same values with tensors twice as long, where their first size is the batch size."""
     size = batch_size(values)
-
-    def double(leaf: Any) -> Any:
-        fits = isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == size
-        return torch.cat([leaf, leaf]) if fits else leaf
-
-    return cast(Any, pytree.tree_map(double, values))
+    return values if size is None else _double(values, size, set())
 
 
-def fixes_batch(model: nn.Module, captured: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the model takes a batch of twice the size and what was captured of it does not."""
-    if not batch_size((args, kwargs)):
-        return False
-    more_args, more_kwargs = double_batch((args, kwargs))
+def larger(values: Example) -> Iterator[Example]:
+    """The same call with twice the batch: tensors of that first size, and lists of that length, all or one of them."""
+    sizes = [int(t.shape[0]) for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor) and t.dim()]
+    lists = list(_lists(values))
+    for size in dict.fromkeys((*(len(found) for found in lists), *sizes[:1])):
+        which = [id(found) for found in lists if len(found) == size]
+        choices = [set(which), set[int](), *({each} for each in which)] if len(which) > 1 else [set(which), set()]
+        for chosen in choices if which else [set[int]()]:
+            if chosen or size in sizes:
+                yield _double(values, size, chosen)
+
+
+def _lists(values: Any) -> Iterator[list[Any]]:
+    if isinstance(values, list) and any(not isinstance(item, (int, float, str)) for item in values):
+        yield values
+    inner = values.values() if isinstance(values, dict) else values if isinstance(values, (list, tuple)) else ()
+    for value in inner:
+        yield from _lists(value)
+
+
+def _double(value: Any, size: int, lists: set[int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.cat([value, value]) if value.dim() and value.shape[0] == size else value
+    if id(value) in lists:
+        return [*value, *value]
+    items, spec = pytree.tree_flatten(value, is_leaf=lambda item: item is not value)
+    return value if spec.is_leaf() else pytree.tree_unflatten([_double(item, size, lists) for item in items], spec)
+
+
+def fewer(model: nn.Module, values: Example) -> Iterator[Example]:
+    """The same call without one of its optional arguments, or without one entry of a dict."""
+    args, kwargs = values
+    for index, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
+        if parameter.default is parameter.empty:
+            continue
+        if index < len(args):
+            yield args[:index], kwargs
+        elif parameter.name in kwargs:
+            yield args, {name: value for name, value in kwargs.items() if name != parameter.name}
+    for place, value in enumerate((*args, *kwargs.values())):
+        for key in value if type(value) is dict else ():
+            less = {name: item for name, item in value.items() if name != key}
+            changed = [less if at == place else each for at, each in enumerate((*args, *kwargs.values()))]
+            yield tuple(changed[: len(args)]), dict(zip(kwargs, changed[len(args) :], strict=True))
+
+
+def fixes_batch(model: nn.Module, captured: nn.Module, values: Example) -> bool:
+    """Whether the model takes a larger batch and what was captured of it does not."""
+    return _fails(model, captured, lambda: larger(values))
+
+
+def fixes_inputs(model: nn.Module, captured: nn.Module, values: Example) -> bool:
+    """Whether the model, in eval mode, takes fewer inputs (no labels), and what was captured of it does not."""
+    return _fails(model, captured, lambda: fewer(model, values))
+
+
+def _fails(model: nn.Module, captured: nn.Module, calls: Callable[[], Iterator[Example]]) -> bool:
     reference = clone_tree(model)
-    try:
-        with evaluating(reference), trying():
-            theirs = run(reference, more_args, more_kwargs)
-    except Exception:
-        return False  # the model itself is made for one size
-    try:
-        with evaluating(captured), trying():
-            return difference(run(captured, more_args, more_kwargs), theirs) is not None
-    except Exception:
-        return True
+    with trying(), evaluating(reference), evaluating(captured):
+        for args, kwargs in itertools.islice(calls(), _MOST_TRIES):
+            try:
+                theirs = run(reference, args, kwargs)
+            except Exception:
+                continue  # the model itself does not take that
+            try:
+                if difference(run(captured, args, kwargs), theirs) is not None:
+                    return True
+            except Exception:
+                return True
+    return False

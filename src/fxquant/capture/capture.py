@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from fxquant.capture.attempt import Job, exported, record, symbolic
-from fxquant.capture.batch import batch_size, fixes_batch
-from fxquant.capture.guards import check_same
+from fxquant.capture.batch import batch_size, fixes_batch, fixes_inputs
+from fxquant.capture.guards import check_fixed, check_given, check_items, check_key, check_same, unpack
 from fxquant.capture.inputs import bind, bind_defaults
 from fxquant.capture.opaque import FEW, with_leaves
 from fxquant.capture.piecewise import piecewise
@@ -32,6 +32,8 @@ from fxquant.errors import CaptureError
 Method = Literal["auto", "symbolic", "export", "piecewise"]
 
 log = logging.getLogger("fxquant")
+
+_CHECKS = {check_fixed, check_given, check_items, check_key, check_same, unpack}
 
 
 def capture(
@@ -115,22 +117,34 @@ def _climb(job: Job, part: str) -> nn.Module:
 
 
 def _for_any_batch(job: Job, region: Region, part: str) -> nn.Module:
-    """The region, or what holds for other batch sizes too, if the region does not."""
-    check = next((node for node in region.graph.nodes if node.target is check_same), None)
-    if check is None or not fixes_batch(job.model, region, *job.call()):
+    """The region, or what holds for other calls too (a larger batch, no labels in eval mode), if it does not."""
+    fixes = _fixing(job, region)
+    if fixes is None:
         return region
-    size, where = batch_size(job.call()), str(check.meta.get("where", ""))
-    why = f"as one graph it holds for a batch of {size} only"
+    check = next((node for node in region.graph.nodes if node.target in _CHECKS), None)
+    size, where = batch_size(job.call()), str(check.meta.get("where", "")) if check is not None else ""
+    limit = f"holds for a batch of {size} only" if fixes is fixes_batch else "needs all of the example inputs"
+    why = f"as one graph it {limit}"
     attempts: list[Callable[[], nn.Module]] = [lambda: piecewise(job, CaptureError(why, reason=why, where=where))]
-    if _can_export(job):
+    if _can_export(job) and fixes is fixes_batch:
         attempts.insert(0, lambda: exported(job))
     for attempt in attempts:
         with contextlib.suppress(CaptureError):
             captured = attempt()
-            if not fixes_batch(job.model, captured, *job.call()):
-                _announce(part, f"holds for a batch of {size} only", where, "its code depends on a size")
+            if not fixes(job.model, captured, job.call()):
+                _announce(part, limit, where, "its code depends on a size" if fixes is fixes_batch else "")
                 return captured
     return region
+
+
+def _fixing(job: Job, region: Region) -> Callable[[nn.Module, nn.Module, Any], bool] | None:
+    """What tells that the region is tied to the example more than the model is."""
+    checks = {node.target for node in region.graph.nodes} & _CHECKS
+    if checks & {check_same, check_items, unpack} and fixes_batch(job.model, region, job.call()):
+        return fixes_batch
+    if job.model.training and checks and fixes_inputs(job.model, region, job.call()):
+        return fixes_inputs
+    return None
 
 
 def _can_export(job: Job) -> bool:

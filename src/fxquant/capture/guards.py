@@ -18,6 +18,11 @@ from torch.utils import _pytree as pytree
 from fxquant.capture.conditions import Condition, holds, show
 from fxquant.errors import InputError
 
+_ANY_SIZE = (
+    "Capture the model again with example inputs like these, or with sizes='any', which leaves the code that looks at "
+    "this as it is written."
+)
+
 
 @has_side_effect
 def check_fixed(value: Any, name: str, fixed: Any) -> None:
@@ -77,6 +82,36 @@ def unpack(value: Any, name: str, structure: str) -> list[Any]:
             f"argument {name!r} has another structure than when the model was captured: {str(error).rstrip('.')}. "
             "Pass the same containers, lengths and keys, or capture the model again with such example inputs."
         ) from error
+
+
+def take_item(container: Any, key: Any, name: str) -> Any:
+    """The item of a container argument that the model's code reads."""
+    try:
+        return container[key]
+    except (KeyError, IndexError, TypeError) as error:
+        raise InputError(
+            f"argument {name!r} has no {key!r}, which it had when the model was captured. Pass it."
+        ) from error
+
+
+@has_side_effect
+def check_items(container: Any, name: str, fixed: tuple[Any, ...] | int) -> None:
+    """Raise unless a container argument has the keys, or the number of items, that it had in the capture."""
+    now = len(container) if isinstance(fixed, int) else tuple(container)
+    if now != fixed:
+        shown = f"{fixed} items" if isinstance(fixed, int) else f"the keys {list(fixed)}"
+        raise InputError(
+            f"argument {name!r} has another structure than when the model was captured: it had {shown}, now "
+            f"{now if isinstance(now, int) else list(now)}. {_ANY_SIZE}"
+        )
+
+
+@has_side_effect
+def check_key(container: Any, name: str, key: Any, present: bool) -> None:
+    """Raise unless a container argument has a key if it had it in the capture, and only then."""
+    if (key in container) is not present:
+        had, has = ("had", "has not") if present else ("did not have", "has")
+        raise InputError(f"argument {name!r} {had} {key!r} when the model was captured, and now {has}. {_ANY_SIZE}")
 
 
 def pack(leaves: list[Any], structure: str) -> Any:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fxquant.capture.given import is_container, open_container
 from fxquant.capture.guards import check_fixed, check_given, unpack
 from fxquant.errors import CaptureError
 
@@ -94,8 +95,11 @@ def as_call(slots: tuple[Slot, ...], values: Mapping[str, Any]) -> tuple[tuple[A
     return args, kwargs
 
 
-def add_placeholders(create: Create, slots: tuple[Slot, ...]) -> dict[str, Any]:
-    """Write placeholders and their checks; by slot name, what the model's code is to see."""
+def add_placeholders(create: Create, slots: tuple[Slot, ...], *, lazy: bool = False) -> dict[str, Any]:
+    """Write placeholders and their checks; by slot name, what the model's code is to see.
+
+    `lazy` containers are looked into when the code does (given.py); else their structure is fixed as a whole.
+    """
     placeholders: list[tuple[Slot, Any, bool]] = []
     defaults_began = False
     for slot in slots:
@@ -113,27 +117,30 @@ def add_placeholders(create: Create, slots: tuple[Slot, ...]) -> dict[str, Any]:
         defaults_began |= default is not NOTHING
         arguments = (None,) if late else () if default is NOTHING else (default,)
         placeholders.append((slot, create("placeholder", slot.name, arguments, {}), late))
-    return {slot.name: _open(create, slot, node, late) for slot, node, late in placeholders}
-
-
-def _open(create: Create, slot: Slot, node: Any, late: bool) -> Any:
-    spec = pytree.tree_structure(slot.value)
-    if isinstance(slot.value, torch.Tensor):
-        if late or slot.default is not NOTHING:
+    for slot, node, late in placeholders:
+        if isinstance(slot.value, torch.Tensor) and (late or slot.default is not NOTHING):
             create("call_function", check_given, (node, slot.name), {})
+    return {slot.name: _open(create, node, slot.name, slot.value, lazy) for slot, node, _ in placeholders}
+
+
+def _open(create: Create, node: Any, name: str, value: Any, lazy: bool) -> Any:
+    spec = pytree.tree_structure(value)
+    if isinstance(value, torch.Tensor):
         return node
-    if spec.is_leaf():
-        return _fix(create, node, slot.name, slot.value)
+    if spec.is_leaf() and not is_container(value):
+        return _fix(create, node, name, value)
+    if lazy and is_container(value):
+        return open_container(node, name, value, lambda item, at, inner: _open(create, item, at, inner, lazy))
     try:
         structure = pytree.treespec_dumps(spec)
     except NotImplementedError as error:
-        raise CaptureError(f"argument {slot.name!r}: {error}. Pass tensors in tuples, lists or dicts.") from error
-    items = create("call_function", unpack, (node, slot.name, structure), {})
+        raise CaptureError(f"argument {name!r}: {error}. Pass tensors in tuples, lists or dicts.") from error
+    items = create("call_function", unpack, (node, name, structure), {})
     opened = []
-    for index, (path, leaf) in enumerate(pytree.tree_flatten_with_path(slot.value)[0]):
+    for index, (path, leaf) in enumerate(pytree.tree_flatten_with_path(value)[0]):
         item = create("call_function", operator.getitem, (items, index), {})
         is_tensor = isinstance(leaf, torch.Tensor)
-        opened.append(item if is_tensor else _fix(create, item, slot.name + pytree.keystr(path), leaf))
+        opened.append(item if is_tensor else _fix(create, item, name + pytree.keystr(path), leaf))
     return pytree.tree_unflatten(opened, spec)
 
 

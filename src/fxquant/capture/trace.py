@@ -21,108 +21,20 @@ from fxquant.capture.concrete import (
     DataDependent,
     Values,
     decide,
-    is_argument_of_method,
     seeing_proxies,
     value_of,
 )
+from fxquant.capture.given import Given, hand_on, parts_of
+from fxquant.capture.guards import unpack
 from fxquant.capture.inputs import Slot, add_placeholders, as_call
 from fxquant.capture.origin import locate, reason, set_origins
+from fxquant.capture.proxies import Proxy, StateProxy
 from fxquant.capture.wrap import intercepting, is_wrapped
 from fxquant.core.graph import Region
-from fxquant.core.ops import OPS
 from fxquant.errors import CaptureError
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-
-
-class _Proxy(fx.Proxy):
-    """Records `x += y` and `x[i] = y`, which fx.Proxy turns into `x = x + y` and an error; see also concrete.py."""
-
-    def __getattr__(self, k: str) -> Any:
-        function = OPS.of_attribute(k)
-        if function is not None:  # x.T: a node here and now, in the module whose code it is
-            return self.tracer.create_proxy("call_function", function, (self,), {})
-        attribute = _Attribute(self, k)
-        if isinstance(value_of(attribute), str):  # x.device.type: nothing takes a proxy for a string
-            return decide(attribute, "str", str, "a traced variable cannot be used as a string")
-        return attribute
-
-    def __len__(self) -> int:
-        return int(decide(self, "len", len, "the length of a traced variable is not known"))
-
-    def __index__(self) -> int:
-        if is_argument_of_method():
-            # torch tries whether an argument is an integer before it looks for proxies: say no, and stay general
-            raise TypeError("a traced variable is not a plain integer")
-        return int(decide(self, "int", operator.index, "a traced variable cannot be used as a plain integer"))
-
-    def __int__(self) -> int:
-        return int(decide(self, "int", int, "a traced variable cannot be used as a plain integer"))
-
-    def __float__(self) -> float:
-        return float(decide(self, "float", float, "a traced variable cannot be used as a plain number"))
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
-
-
-def _record_in_place(name: str) -> Callable[[fx.Proxy, Any], fx.Proxy]:
-    def method(self: fx.Proxy, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", getattr(operator, name), (self, other), {})
-
-    return method
-
-
-class _StateProxy(_Proxy):
-    """A parameter or buffer: its sizes are plain numbers, so that code may branch on them."""
-
-    def __init__(self, node: fx.Node, tracer: fx.Tracer, tensor: torch.Tensor) -> None:
-        super().__init__(node, tracer)
-        self.tensor = tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.tensor.shape
-
-    @property
-    def ndim(self) -> int:
-        return self.tensor.ndim
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    def size(self, dim: int | None = None) -> Any:
-        return self.tensor.size() if dim is None else self.tensor.size(dim)
-
-    def dim(self) -> int:
-        return self.tensor.dim()
-
-    def numel(self) -> int:
-        return self.tensor.numel()
-
-
-for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul"):
-    setattr(_Proxy, f"__{_name}__", _record_in_place(_name))
-
-
-class _Attribute(_Proxy, fx.proxy.Attribute):
-    """`x.shape`, of which a node is made only when it is used."""
-
-    def __init__(self, root: fx.Proxy, attr: str) -> None:
-        fx.proxy.Attribute.__init__(self, root, attr)
-
-    @property
-    def node(self) -> fx.Node:
-        return fx.proxy.Attribute.node.fget(self)  # type: ignore[attr-defined, no-any-return]
-
-    @node.setter
-    def node(self, value: fx.Node) -> None:
-        self._node = value
-
-    def __call__(self, *args: Any, **kwargs: Any) -> fx.Proxy:
-        return fx.proxy.Attribute.__call__(self, *args, **kwargs)
 
 
 class _Tracer(fx.Tracer):
@@ -135,8 +47,12 @@ class _Tracer(fx.Tracer):
         leaf_classes: Collection[type],
         via_call: bool,
         values: Values | None,
+        lazy: bool,
     ) -> None:
         super().__init__()
+        self.lazy = lazy  # whether containers among the inputs are opened as far as code looks into them
+        self.containers: set[int] = set()  # ids of those that were opened as a whole
+        self.handed_on = False  # one of them was given to a call
         self.values = values
         self.names: dict[int, str] = {}
         self.slots = slots
@@ -146,9 +62,11 @@ class _Tracer(fx.Tracer):
         self.traced_func_name = "__call__" if via_call else "forward"
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
+        return Proxy(node, self)
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> fx.Proxy:
+        if self.lazy:
+            args, kwargs = hand_on(args), hand_on(kwargs)
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
         if self.values is not None:
             example, data = self.values.evaluate(kind, target, args, kwargs)
@@ -191,13 +109,15 @@ class _Tracer(fx.Tracer):
             return attr_val
         if name not in parameter_proxy_cache:
             node = self.create_node("get_attr", name, (), {})
-            parameter_proxy_cache[name] = _StateProxy(node, self, attr_val)
+            parameter_proxy_cache[name] = StateProxy(node, self, attr_val)
         return parameter_proxy_cache[name]
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
-        values = add_placeholders(self.create_proxy, self.slots)
+        values = add_placeholders(self.create_proxy, self.slots, lazy=self.lazy)
+        if not self.lazy:
+            self.containers = {id(part) for value in values.values() for part in parts_of(value)}
         args, kwargs = as_call(self.slots, values)
 
         def call() -> Any:
@@ -213,6 +133,9 @@ class _Tracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, fx.Proxy):
             return a.node
+        if isinstance(a, Given):
+            return self.create_arg(a.whole())
+        self.handed_on |= id(a) in self.containers
         if a is self.root:
             return self.create_node("get_attr", "_self", (), {})  # see Region._self
         # fx would make a plain dict of what is more than that: OrderedDict, the outputs of transformers
@@ -248,9 +171,33 @@ def trace(
     With `concrete`, code that asks for a size or a dtype gets the example's, and the graph a check.
     """
     _check_leaf_names(tree, leaf_names)
+    graph, whole = _trace(tree, slots, leaf_names, leaf_classes, concrete, lazy=False)
+    if whole:
+        constants = {name: value for name, value in tree.__dict__.items() if name.startswith("_tensor_constant")}
+        for name in constants:
+            del tree.__dict__[name]
+        try:
+            graph, _ = _trace(tree, slots, leaf_names, leaf_classes, concrete, lazy=True)
+        except CaptureError:  # code that is particular about its containers
+            tree.__dict__.update(constants)
+    set_origins(graph, tree)
+    _own_constants(tree, graph)
+    return graph
+
+
+def _trace(
+    tree: nn.Module,
+    slots: tuple[Slot, ...],
+    leaf_names: Collection[str],
+    leaf_classes: Collection[type],
+    concrete: bool,
+    *,
+    lazy: bool,
+) -> tuple[fx.Graph, bool]:
+    """The graph, and whether it takes more of the containers among its inputs than it reads."""
     via_call = "forward" in tree.__dict__ or any(getattr(tree, hooks) for hooks in _HOOKS)
     values = Values(tree, slots) if concrete else None
-    tracer = _Tracer(slots, leaf_names, leaf_classes, via_call, values)
+    tracer = _Tracer(slots, leaf_names, leaf_classes, via_call, values, lazy)
     try:
         # what forward keeps in plain attributes would be proxies
         with untouched(tree), intercepting(tree, tracer.call_wrapped), seeing_proxies(tree):
@@ -262,9 +209,8 @@ def trace(
         raise
     except Exception as error:
         raise _explain(error, tree) from error
-    set_origins(graph, tree)
-    _own_constants(tree, graph)
-    return graph
+    unread = (n for n in graph.nodes if n.target is operator.getitem and n.args[0].target is unpack and not n.users)
+    return graph, tracer.handed_on or any(unread)
 
 
 def _check_leaf_names(tree: nn.Module, leaf_names: Collection[str]) -> None:

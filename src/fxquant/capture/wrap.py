@@ -22,6 +22,7 @@ from typing import Any, TypeVar, cast, overload
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fxquant.capture.given import Given
 from fxquant.core.plan import WRAPPED
 from fxquant.errors import ConfigError
 
@@ -90,8 +91,9 @@ def _find_intercept(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intercept 
     if isinstance(owner, nn.Module):
         return cast("Intercept | None", owner.__dict__.get(_INTERCEPT))
     for leaf in pytree.tree_leaves((args, kwargs)):
-        if isinstance(leaf, fx.Proxy):
-            create = leaf.tracer.create_proxy
+        proxy = leaf.proxy if isinstance(leaf, Given) else leaf
+        if isinstance(proxy, fx.Proxy):
+            create = proxy.tracer.create_proxy
             return lambda function, given, named: create("call_function", function, given, named)
     return None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxquant.core.graph import Region
 from fxquant.core.paths import join_path
@@ -68,10 +69,25 @@ def tensor_info(node: fx.Node) -> TensorInfo | None:
 
 
 class _Recorder(fx.Interpreter):
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Lists and dicts as the code of `forward` has them, since the user's own functions may write to them."""
+        return super().call_function(target, _plain(args), {name: _plain(value) for name, value in kwargs.items()})
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().call_module(target, _plain(args), {name: _plain(value) for name, value in kwargs.items()})
+
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         n.meta["tensor"] = _info(result)
         return result
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, immutable_list):
+        return [_plain(item) for item in value]
+    if isinstance(value, immutable_dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return tuple(_plain(item) for item in value) if type(value) is tuple else value
 
 
 def _info(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
-from fxquant.capture.guards import check_fixed, pack, unpack
+from fxquant.capture.guards import check_fixed, pack, take_item, unpack
 from fxquant.core.compat import decomposed
 from fxquant.core.graph import Region
 from fxquant.core.nodes import TensorInfo
@@ -42,6 +42,11 @@ def _argument(placeholder: fx.Node, random: torch.Generator, method: str) -> Any
     if method == "leaf" and isinstance(info, TensorInfo) and not info.shape:
         return _UNKNOWN  # see capture/leaf.py: it was never called
     drawn = _drawn(info, _range_of(placeholder), random)
+    taken: dict[Any, Any] = {
+        user.args[1]: _argument(user, random, method) for user in placeholder.users if user.target is take_item
+    }
+    if taken and _UNKNOWN not in taken.values():  # of a dict or a list, what the graph reads
+        return [taken[key] for key in sorted(taken)] if all(isinstance(key, int) for key in taken) else taken
     for user in placeholder.users:
         if user.target is check_fixed:
             return user.args[2]
