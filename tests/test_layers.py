@@ -3,6 +3,8 @@
     core <- numerics <- {capture, passes} <- {engines, export} <- flows <- report <- assemble <- quantize_fx <- api
          <- cli, demo
 
+`compat` (torch.ao's names) stands on quantize_fx, beside api.
+
 `modules` (stock modules in a form that quantizes) stands on capture and is put in by assemble.
 
 `targets` stands beside that line and imports core only. `errors` is open to all. The deprecated parts of torch are
@@ -46,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quantize_fx": _TO_ASSEMBLE | {"arguments"},
     "api": _TO_QUANTIZE,
     ROOT: _TO_API,
+    "compat": _TO_QUANTIZE,
     "demo": _TO_API | {ROOT},
     "cli": _TO_API | {ROOT, "demo"},
 }

@@ -7,6 +7,7 @@ from typing import Literal
 from fxquant.core.qconfig import QConfig
 from fxquant.core.qconfig_mapping import QConfigMapping
 from fxquant.core.spec import Spec
+from fxquant.errors import ConfigError
 from fxquant.targets import by_name
 
 Mode = Literal["static", "dynamic", "weight_only"]
@@ -21,13 +22,18 @@ weight_only_qconfig = QConfig(weight=_WEIGHT)
 int4_weight_only_qconfig = QConfig(weight=Spec(bits=4, granularity="per_group", group_size=32, observer="histogram"))
 
 
-def get_default_qconfig(backend: str = "x86") -> QConfig:
-    """The post-training static qconfig for a backend: "x86", "fbgemm", "qnnpack" or "onednn"."""
+def get_default_qconfig(backend: str = "x86", version: int = 0) -> QConfig:
+    """The post-training static qconfig for a backend: "x86", "fbgemm", "qnnpack" or "onednn".
+
+    `version` is as torch.ao counts: 0 here, 0 or 1 for training; all of them mean the same.
+    """
+    _check_version(version, (0,))
     return by_name(backend).qconfig
 
 
-def get_default_qat_qconfig(backend: str = "x86") -> QConfig:
+def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> QConfig:
     """The qconfig for training with a backend's grids: ranges of activations follow a moving average."""
+    _check_version(version, (0, 1))
     target = by_name(backend)
     return QConfig(
         activation=target.activation.with_(observer="moving_average", learn="ste"),
@@ -36,11 +42,16 @@ def get_default_qat_qconfig(backend: str = "x86") -> QConfig:
     )
 
 
-def get_default_qat_qconfig_mapping(backend: str = "x86") -> QConfigMapping:
+def get_default_qat_qconfig_mapping(backend: str = "x86", version: int = 1) -> QConfigMapping:
     """A mapping that trains everything the target runs in int8 with quantization in the loop."""
-    return QConfigMapping().set_global(get_default_qat_qconfig(backend))
+    return QConfigMapping().set_global(get_default_qat_qconfig(backend, version))
 
 
-def get_default_qconfig_mapping(backend: str = "x86") -> QConfigMapping:
+def get_default_qconfig_mapping(backend: str = "x86", version: int = 0) -> QConfigMapping:
     """A mapping that quantizes everything the target runs in int8."""
-    return QConfigMapping().set_global(get_default_qconfig(backend))
+    return QConfigMapping().set_global(get_default_qconfig(backend, version))
+
+
+def _check_version(version: int, known: tuple[int, ...]) -> None:
+    if version not in known:
+        raise ConfigError(f"version={version!r} of the default qconfig is unknown. Known: {known}.")
