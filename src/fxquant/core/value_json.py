@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -19,7 +19,7 @@ from fxquant.core.boundary import Boundary, QParams
 from fxquant.core.encode import Ref
 from fxquant.core.language import ACTIVATIONS, function_name
 from fxquant.core.nodes import TensorInfo
-from fxquant.core.plan import Decision, Note
+from fxquant.core.plan import Decision, Note, Status
 from fxquant.core.spec import Spec
 from fxquant.core.tree import Left, Tree
 from fxquant.errors import ArchiveError, ConfigError
@@ -210,7 +210,10 @@ def _is_spec(spec: Spec) -> bool:
     limits = spec.range is None or (
         isinstance(spec.range, tuple) and len(spec.range) == 2 and all(isinstance(x, (int, float)) for x in spec.range)
     )
-    return flags and sizes and limits and is_whole(spec.bits, 2, 16)
+    whole = spec.limits is None or (isinstance(spec.limits, tuple) and len(spec.limits) == 2)
+    whole = whole and all(is_whole(end) for end in spec.limits or ())
+    smallest = isinstance(spec.min_scale, (int, float)) and spec.factory is None
+    return flags and sizes and limits and whole and smallest and is_whole(spec.bits, 2, 16)
 
 
 def _is_qparams(grid: QParams) -> bool:
@@ -241,11 +244,12 @@ def _is_note(note: Note) -> bool:
     specs = isinstance(note.weight, (Spec, type(None))) and (
         note.bias in (None, "int32") or isinstance(note.bias, Spec)
     )
-    return ids and specs and (note.group is None or _words(note.group)) and isinstance(note.observe_output, bool)
+    flags = isinstance(note.observe_output, bool) and isinstance(note.half, bool)
+    return ids and specs and (note.group is None or _words(note.group)) and flags
 
 
 def _is_decision(decision: Decision) -> bool:
-    known = decision.status in ("int8", "dynamic", "weight_only", "float")
+    known = decision.status in get_args(Status)
     return known and _words(decision.kind, decision.reason, decision.rule)
 
 
