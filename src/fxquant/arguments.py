@@ -13,16 +13,28 @@ from fxquant.assemble import Assembled
 from fxquant.core.config_forms import closest
 from fxquant.core.graph import regions
 from fxquant.core.mapping import Rules
+from fxquant.core.target import Target
 from fxquant.errors import ConfigError, StageError
 from fxquant.numerics.fake_quant import FakeQuant
+from fxquant.targets import by_name
+from fxquant.targets.backend_config import read_backend_config
 
 
-def refuse_backend_config(backend_config: object) -> None:
-    """Hardware is described by a Target."""
+def read_target(target: Target | str | None, backend_config: object, rules: Rules) -> Target:
+    """The hardware, from a Target or its name, or from torch.ao's description, which rules have to fit."""
+    if backend_config is None:
+        return by_name(target)
+    if target is not None:
+        raise ConfigError("give target or backend_config, not both.")
+    backend = read_backend_config(backend_config, by_name(None))
+    backend.check(rules.mapping.qconfigs())
+    return backend.target
+
+
+def check_backend_config(backend_config: object) -> None:
+    """Where hardware was decided on before: at least, it has to be one that can be read."""
     if backend_config is not None:
-        raise ConfigError(
-            "backend_config is torch.ao's description of hardware. Give target='x86' or a fxquant.Target."
-        )
+        read_backend_config(backend_config, by_name(None))
 
 
 def refuse_prepared(model: nn.Module, caller: str) -> None:

@@ -20,13 +20,14 @@ from typing import Any
 from torch import fx, nn
 
 from fxquant.arguments import (
+    check_backend_config,
     check_boundaries,
     check_calibrated,
     check_concrete,
     check_rules,
     either,
     read_examples,
-    refuse_backend_config,
+    read_target,
     refuse_prepared,
 )
 from fxquant.assemble import Scope, assemble
@@ -66,7 +67,6 @@ from fxquant.passes.merge_blocks import merge_blocks
 from fxquant.passes.pair_bn import pair_bn
 from fxquant.passes.split_ops import split_ops
 from fxquant.report.explain import explain
-from fxquant.targets import by_name
 
 log = logging.getLogger("fxquant")
 
@@ -91,7 +91,7 @@ def fuse_fx(
     The model has to be in eval mode. It is not changed; the result shares its tensors and plain attributes.
     Activations and adds are not folded into classes: they join their kernel as groups when the model is prepared.
     """
-    refuse_backend_config(backend_config)
+    check_backend_config(backend_config)
     if model.training:
         raise StageError("fuse_fx folds batch norms, so the model must be in eval mode. Call model.eval() first.")
     custom = as_fuse_config(either(fuse_custom_config, fuse_custom_config_dict, "fuse_custom_config"))
@@ -122,7 +122,6 @@ def prepare_fx(
     a tuple of such. `concrete_args` fixes plain arguments of `forward`, by name. Run data through the result
     (`calibrate`), then `convert_fx` it. The model itself is not changed.
     """
-    refuse_backend_config(backend_config)
     if _equalization_config is not None:
         raise ConfigError("prepare_fx(_equalization_config=...) is not supported. Leave it out.")
     if model.training:
@@ -137,7 +136,7 @@ def prepare_fx(
     custom = as_prepare_config(either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config"))
     custom = custom.with_standalone(rules.mapping.standalone)
     check_preserved(model, custom.preserved_attributes, "prepare_fx")
-    asked = Asked(by_name(target), method, strict, concrete_args or {})
+    asked = Asked(read_target(target, backend_config, rules), method, strict, concrete_args or {})
     return _prepare(model, rules, custom, read_examples(example_inputs, example_kwargs), asked, training=False)
 
 
@@ -160,7 +159,6 @@ def prepare_qat_fx(
     The result trains like any module, under the float model's parameter names; `convert_fx` it afterwards. The model
     itself is not changed: the result has parameters of its own.
     """
-    refuse_backend_config(backend_config)
     if not model.training:
         raise StageError(
             "prepare_qat_fx prepares a model for training: call model.train() first. "
@@ -177,7 +175,7 @@ def prepare_qat_fx(
     custom = custom.with_standalone(rules.mapping.standalone)
     check_preserved(model, custom.preserved_attributes, "prepare_qat_fx")
     own = clone_tree(model, share_tensors=False)
-    asked = Asked(by_name(target), method, strict, concrete_args or {})
+    asked = Asked(read_target(target, backend_config, rules), method, strict, concrete_args or {})
     return _prepare(own, rules, custom, read_examples(example_inputs, example_kwargs), asked, training=True)
 
 
@@ -258,7 +256,7 @@ def convert_fx(
     that is fastest here, by measuring. "reference" is the plain quantize/dequantize graph, which the others agree with.
     A runtime takes the sizes of the example inputs, at any batch where it can; other calls run on onednn.
     """
-    refuse_backend_config(backend_config)
+    check_backend_config(backend_config)
     if qconfig_mapping is not None:
         raise ConfigError("convert_fx(qconfig_mapping=...): rules are given to prepare_fx. Leave it out here.")
     if keep_original_weights:

@@ -17,7 +17,7 @@ import torch
 
 from fxquant.core.config_forms import closest
 from fxquant.core.qconfig import QConfig, as_qconfig
-from fxquant.core.qconfig_mapping import STANDALONE, QConfigMapping
+from fxquant.core.qconfig_mapping import QConfigMapping
 from fxquant.errors import ConfigError
 
 log = logging.getLogger("fxquant")
@@ -101,10 +101,7 @@ class Rules:
 
     @property
     def is_training(self) -> bool:
-        tables = self.mapping.to_dict()
-        rules = [key for key in tables if key and key not in STANDALONE]
-        values = [tables[""], *(entry[-1] for key in rules for entry in tables[key])]
-        return any(value is not None and value.is_training for value in values)
+        return any(value is not None and value.is_training for value in self.mapping.qconfigs())
 
     def choose(self, site: Site) -> Choice:
         """The rule that wins at a site. Rules that match are remembered even when a stronger one wins."""

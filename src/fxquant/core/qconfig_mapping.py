@@ -115,6 +115,12 @@ class QConfigMapping:
             **self.standalone,
         }
 
+    def qconfigs(self) -> list[QConfig | None]:
+        """The qconfigs of all rules."""
+        tables = self.to_dict()
+        rules = [key for key in tables if key and key not in STANDALONE]
+        return [tables[""], *(entry[-1] for key in rules for entry in tables[key])]
+
     def __repr__(self) -> str:
         return f"QConfigMapping.from_dict({self.to_dict()!r})"
 
