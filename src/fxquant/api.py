@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fxquant.arguments import either
+from fxquant.arguments import check_calibrated, either
 from fxquant.capture import Method
 from fxquant.core.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
 from fxquant.core.qconfig_mapping import QConfigMapping
@@ -85,6 +85,7 @@ def quantize(
             model.train(was_training)
         if data is not None and mode == "static":
             calibrate(prepared, data, num_batches=num_batches)
+        check_calibrated(prepared, "quantize")
         if engine != "auto":
             return convert_fx(prepared, converting, engine=engine)
         plain = convert_fx(prepared, converting, engine="reference")

@@ -93,15 +93,25 @@ def check_rules(rules: Rules, model: nn.Module, strict: bool) -> None:
     warnings.warn(message, stacklevel=3)
 
 
-def check_calibrated(model: nn.Module, caller: str) -> None:
-    """There has to be a prepared region, and data that it saw."""
+def is_calibrated(model: nn.Module, caller: str) -> bool:
+    """Whether any quantizer of a prepared model has seen data, if it needs some; raises if the model is not one."""
     found = [(path, region) for path, region in regions(model)]
     if not found or not any(region._region.stage == "prepared" for _, region in found):
         stage = f"is {found[0][1]._region.stage}" if found else f"is a plain {type(model).__name__}"
         raise StageError(f"{caller} needs a model from prepare_fx or prepare_qat_fx; this one {stage}.")
+    static = _need_data(model)
+    return not static or any(q.has_range for q in static)
+
+
+def _need_data(model: nn.Module) -> list[FakeQuant]:
     quantizers = [module for module in model.modules() if isinstance(module, FakeQuant)]
-    static = [q for q in quantizers if q.observer is not None and q.spec.observer != "fixed"]
-    if static and not any(q.has_range for q in static):
+    return [q for q in quantizers if q.observer is not None and q.spec.observer != "fixed"]
+
+
+def check_calibrated(model: nn.Module, caller: str) -> None:
+    """There has to be a prepared region, and data that it saw."""
+    if not is_calibrated(model, caller):
+        static = _need_data(model)
         trained = any(q.spec.learn is not None for q in static)
         todo = "Train it, or run" if trained else "Run"
         raise StageError(

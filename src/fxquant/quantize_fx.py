@@ -26,6 +26,7 @@ from fxquant.arguments import (
     check_concrete,
     check_rules,
     either,
+    is_calibrated,
     read_examples,
     read_target,
     refuse_prepared,
@@ -252,6 +253,8 @@ def convert_fx(
 ) -> nn.Module:
     """Turn a calibrated model into one with int8 weights on plain integer tensors. The input is not changed.
 
+    One that saw no data becomes a model that waits for the state_dict of a calibrated one, and does not run before.
+
     "onednn" runs it on torch's int8 kernels, "onnxruntime" and "openvino" in those runtimes, "auto" on the one of them
     that is fastest here, by measuring. "reference" is the plain quantize/dequantize graph, which the others agree with.
     A runtime takes the sizes of the example inputs, at any batch where it can; other calls run on onednn.
@@ -264,11 +267,11 @@ def convert_fx(
     check_engine(engine)
     custom = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
     check_preserved(graph_module, custom.preserved_attributes, "convert_fx")
-    check_calibrated(graph_module, "convert_fx")
+    waiting = not is_calibrated(graph_module, "convert_fx")
     converted = quantize_custom(copy.deepcopy(graph_module).eval(), custom.observed_to_quantized_mapping)
     fresh = {id(region) for _, region in regions(converted) if region._region.stage == "prepared"}
     tied: Tied = {}
-    into_int8 = ("convert", lambda region: convert(region, tied=tied))
+    into_int8 = ("convert", lambda region: convert(region, tied=tied, waiting=waiting))
     for passes in ((*FREEZE, into_int8, ("open_boundary", open_boundary)), (("connect_regions", connect_regions),)):
         run_passes(converted, passes, "converted", only=lambda region: id(region) in fresh)
     return apply_engine(converted, engine)

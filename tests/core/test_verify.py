@@ -70,7 +70,7 @@ def test_a_broken_prepared_graph_is_found(name: str) -> None:
         verify(region, pass_name="a_pass")
 
 
-def test_scales_of_a_converted_graph_are_plain_and_positive() -> None:
+def test_scales_of_a_converted_graph_are_numbers_and_positive() -> None:
     region = converted()
     quantize = next(n for n in region.graph.nodes if n.target is compat.QUANTIZE)
     quantize.args = (quantize.args[0], -1.0, *quantize.args[2:])

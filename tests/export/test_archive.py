@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
+from fxquant.core.encode import encode_graph
 from fxquant.export import archive
+from fxquant.numerics.grid import Grid
 from zoo import ZOO
 
 
@@ -222,3 +225,29 @@ def test_only_converted_models_are_saved(tmp_path: Path) -> None:
         fq.save(model, tmp_path / "x")
     with pytest.raises(fq.ArchiveError, match="cannot write"):
         fq.save(fq.quantize(model, [torch.randn(2, 2)]), tmp_path / "no" / "such" / "folder.safetensors")
+
+
+def test_files_with_numbers_in_the_graph_still_load(tmp_path: Path) -> None:
+    """As they were written before scales and zero points were state."""
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval(), torch.randn(2, 3, 8, 8)
+    quantized = fq.quantize(model, [x], engine="reference")
+    older = copy.deepcopy(quantized)
+    older._region.reference = encode_graph(older.graph)
+    older.delete_submodule("quantizers")
+    loaded = fq.load(fq.save(older, tmp_path / "model.fq"))
+    assert not [name for name in loaded.state_dict() if name.startswith("quantizers")]
+    assert torch.equal(loaded(x), fq.load(fq.save(quantized, tmp_path / "new.fq"))(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("scale", float("nan")), ("scale", -1.0), ("scale", [1.0, 2.0]), ("zero_point", 300), ("zero_point", -1)],
+)
+def test_a_grid_that_is_none_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval(), torch.randn(2, 3, 8, 8)
+    quantized = fq.quantize(model, [x], engine="reference")
+    path, grid = next((path, part) for path, part in quantized.named_modules() if isinstance(part, Grid))
+    quantized._region.filled.keep_up = lambda region: None
+    grid._buffers[name] = torch.tensor(value)
+    with pytest.raises(fq.FxQuantError, match=f"grid '{path}'"):
+        fq.load(fq.save(quantized, tmp_path / "model.fq"))

@@ -153,8 +153,8 @@ def test_wrong_order_is_a_clear_error() -> None:
     model, x = net().eval(), torch.randn(X)
     mapping = fq.get_default_qconfig_mapping()
     prepared = fq.prepare_fx(model, mapping, (x,))
-    with pytest.raises(fq.StageError, match="not calibrated"):
-        fq.convert_fx(prepared)
+    with pytest.raises(fq.StageError, match="converted without calibration"):
+        fq.convert_fx(prepared)(x)
     with pytest.raises(fq.StageError, match="plain Sequential"):
         fq.convert_fx(model)
     with pytest.raises(fq.StageError, match="already prepared"):

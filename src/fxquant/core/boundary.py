@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fxquant.core.graph import Region, regions
+from fxquant.core.paths import find_module
 from fxquant.errors import StageError
 
 
@@ -36,7 +37,10 @@ class QParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boundary:
-    """By position. In a prepared region the values are quantizer ids, in a converted one they are QParams."""
+    """By position. In a prepared region the values are quantizer ids, in a converted one paths of Grids.
+
+    What `boundary_of` gives has QParams in their place.
+    """
 
     inputs: Mapping[int, QParams | str] = field(default_factory=dict)
     outputs: Mapping[int, QParams | str] = field(default_factory=dict)
@@ -60,7 +64,19 @@ def _known(grids: Mapping[int, QParams | str], index: int, side: str) -> QParams
 def boundary_of(region: Region) -> Boundary:
     """The boundary of a region, empty if all of it is float."""
     boundary = region._region.boundary
-    return boundary if isinstance(boundary, Boundary) else Boundary()
+    if not isinstance(boundary, Boundary):
+        return Boundary()
+    sides = (
+        {index: _as_qparams(region, grid) for index, grid in grids.items()}
+        for grids in (boundary.inputs, boundary.outputs)
+    )
+    return Boundary(inputs=next(sides), outputs=next(sides))
+
+
+def _as_qparams(region: Region, grid: QParams | str) -> QParams | str:
+    found = find_module(region, grid) if isinstance(grid, str) else None
+    read = getattr(found, "qparams", None)
+    return read() if read is not None else grid
 
 
 def boundary_qparams(model: torch.nn.Module) -> Boundary:

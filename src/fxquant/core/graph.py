@@ -28,7 +28,7 @@ from torch import fx, nn
 from fxquant.core import compat
 from fxquant.core.encode import decode_graph, encode_graph
 from fxquant.core.loading import adapt_state
-from fxquant.core.paths import class_name, join_path
+from fxquant.core.paths import class_name, find_module, join_path
 from fxquant.errors import FirstCallError, FxQuantError, InputError
 
 log = logging.getLogger("fxquant")
@@ -49,7 +49,9 @@ class RegionState:
     quantizers: dict[str, Any] | None = None  # quantizer id -> Spec
     quantizer_path: str = ""  # where their modules are
     kernel_path: str = ""  # where the kernels of a lowered graph are
-    reference: dict[str, Any] | None = None  # the QDQ graph that was lowered, encoded
+    reference: dict[str, Any] | None = None  # the QDQ graph, which reads its grids, encoded
+    filled: Any = None  # keeps the graph that runs in step with the grids; see passes/fill_grids.py
+    lower: Any = None  # the pass that lowers a QDQ graph, if it was lowered
     runner: Any = None  # runs a lowered graph; see engines/replay.py
     path: str = ""  # where the region stands in the model, as the rules name it
     outer: tuple[tuple[str, str], ...] = ()  # (path, class name) of the modules around it, outermost first
@@ -77,6 +79,7 @@ class Region(fx.GraphModule):
         self.training = tree.training
         self._region = state or RegionState(user_class=type(tree))
         self.graph = graph
+        self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
 
     @property
     def __class__(self) -> type:
@@ -127,6 +130,8 @@ class Region(fx.GraphModule):
         """
         if self._region.source:
             return self._first_call(args, kwargs)
+        if self._region.filled is not None:
+            self._region.filled.ready(self)
         if self._region.boundary is not None:
             self._refuse_floats(args, kwargs)
         if self._region.runner is not None and not torch.compiler.is_compiling():
@@ -164,7 +169,8 @@ class Region(fx.GraphModule):
         for index, grid in self._region.boundary.inputs.items():
             name = names[index] if index < len(names) else ""
             value = args[index] if index < len(args) else kwargs.get(name)
-            wanted = getattr(grid, "dtype", None)  # a quantizer's id before conversion
+            grid = find_module(self, grid) if isinstance(grid, str) else grid
+            wanted = getattr(grid, "dtype", None)  # before conversion there is none at this path
             if isinstance(value, torch.Tensor) and wanted is not None and value.dtype != wanted:
                 raise InputError(
                     f"input {index} is {value.dtype}, but the model takes {wanted} there. "
@@ -217,7 +223,9 @@ class Region(fx.GraphModule):
 
     def __copy__(self) -> Region:
         # a graph and a state of its own: a pass over the copy must not change the original
-        state = {**self._plain_state(), "_region": copy.copy(self._region)}
+        own = copy.copy(self._region)
+        own.filled = copy.copy(own.filled)
+        state = {**self._plain_state(), "_region": own}
         return _rebuild(state, copy.deepcopy(self.graph))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -229,6 +237,14 @@ class Region(fx.GraphModule):
     def _plain_state(self) -> dict[str, Any]:
         dropped = ("_graph", "_code", "_lineno_map", "_prologue_start", "_tracer_cls", "_tracer_extras", "shape_env")
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
+
+
+def _after_load(region: Region, incompatible_keys: Any) -> None:
+    """A state_dict was loaded into a region and all that is in it."""
+    if region._region.filled is not None:
+        region._region.filled.keep_up(region)
+    if region._region.runner is not None:
+        region._region.runner.renew()
 
 
 def _rebuild(state: dict[str, Any], graph: fx.Graph) -> Region:

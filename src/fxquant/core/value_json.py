@@ -229,7 +229,7 @@ def _is_boundary(boundary: Boundary) -> bool:
     tables = (boundary.inputs, boundary.outputs)
     return all(
         isinstance(table, dict)
-        and all(is_whole(key, 0, 10_000) and isinstance(grid, QParams) for key, grid in table.items())
+        and all(is_whole(key, 0, 10_000) and isinstance(grid, (QParams, str)) for key, grid in table.items())
         for table in tables
     )
 

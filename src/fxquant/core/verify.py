@@ -107,9 +107,9 @@ def _check_note(
 
 def _check_converted(region: Region, node: fx.Node, fail: Callable[[fx.Node, str], None]) -> None:
     if node.target in (compat.QUANTIZE, compat.QUANTIZE_ROUNDING, compat.DEQUANTIZE):
-        scale, zero_point = node.args[1:3]
-        if not isinstance(scale, float) or not isinstance(zero_point, int) or not scale > 0:
-            fail(node, f"scale {scale!r} and zero point {zero_point!r} should be plain numbers, the scale positive")
+        scale, zero_point = (_number(region, value) for value in node.args[1:3])
+        if not isinstance(scale, float) or not isinstance(zero_point, int) or scale < 0:
+            fail(node, f"scale {scale!r} and zero point {zero_point!r} should be one number each, the scale positive")
     if node.target in (compat.DEQUANTIZE_CHANNEL, compat.DEQUANTIZE_GROUP):
         weight = node.args[0]
         assert isinstance(weight, fx.Node)
@@ -117,6 +117,14 @@ def _check_converted(region: Region, node: fx.Node, fail: Callable[[fx.Node, str
             fail(node, f"weight {weight.target!r} should be stored as integers")
     if node.op == "call_module" and type(region.get_submodule(str(node.target))).__name__ == "FakeQuant":
         fail(node, "a quantizer is left in a converted graph")
+
+
+def _number(region: Region, value: Any) -> Any:
+    """A plain number, or what a graph reads as one; an unknown scale is nan (numerics/grid.py)."""
+    if not isinstance(value, fx.Node) or value.op != "get_attr":
+        return value
+    tensor = get_attr(region, str(value.target))
+    return tensor.to("cpu").tolist() if isinstance(tensor, Tensor) and not tensor.is_meta else value
 
 
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)

@@ -12,13 +12,15 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
+from fxquant.core.graph import regions
 from fxquant.core.verify import run_passes
 from fxquant.engines.example import example_of
 from fxquant.engines.lower import lower
 from fxquant.engines.runtime_regions import outermost, run_regions
 from fxquant.engines.support import supports
 from fxquant.engines.timing import time_interleaved
-from fxquant.errors import ConfigError, FxQuantError
+from fxquant.errors import ConfigError, FxQuantError, StageError
+from fxquant.passes.fill_grids import fill_grids
 
 Engine = Literal["onednn", "reference", "onnxruntime", "openvino", "auto"]
 _RUNTIMES = ("onnxruntime", "openvino")
@@ -45,11 +47,17 @@ def available() -> tuple[str, ...]:
 def apply_engine(model: nn.Module, engine: str) -> nn.Module:
     """Make a converted model (QDQ graphs) run on an engine; it may be changed in place."""
     check_engine(engine)
+    run_passes(model, (("fill_grids", fill_grids),), "converted")
     if engine == "onednn":
         return run_passes(model, (("lower", lower),), "converted")
     if engine in _RUNTIMES:
         return _runtime(model, engine)
     if engine == "auto":
+        if any(region._region.filled.waiting for _, region in regions(model)):
+            raise StageError(
+                "engine='auto' measures, and this model was converted without calibration. "
+                "Name an engine, or calibrate first."
+            )
         examples = _known_examples(model)
         return fastest(
             on_engines(model, available()) or {"reference": model},

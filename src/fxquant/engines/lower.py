@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxquant.core.encode import decode_graph, encode_graph
 from fxquant.core.graph import Region
 from fxquant.core.ops import OPS, Layout, OpTable
 from fxquant.core.paths import free_path
@@ -32,16 +31,24 @@ from fxquant.engines.transposed import TransposedKernel, fits
 from fxquant.engines.unsigned import to_unsigned
 from fxquant.engines.weight_only import WeightOnlyLinear
 from fxquant.passes.convert_weights import replace_node
+from fxquant.passes.fill_grids import fill_grids, put_back
 
 _TRANSPOSED = ("conv_transpose1d", "conv_transpose2d")
 WEIGHTED = ("conv1d", "conv2d", "conv3d", *_TRANSPOSED, "linear")
 
 
 def lower(region: Region, ops: OpTable = OPS) -> Region:
-    """Rewrite the graph of a converted region, in place, to run on oneDNN."""
-    if region._region.reference is not None:
+    """Rewrite the graph of a converted region, in place, to run on oneDNN. One that waits for its grids is left."""
+    if region._region.kernel_path:
         return region  # lowered before it was put into this model
-    region._region.reference = encode_graph(region.graph)
+    fill_grids(region)
+    region._region.lower = lower
+    if region._region.runner is None:
+        region._region.runner = Replay()
+    else:
+        region._region.runner.renew()
+    if region._region.filled.waiting:
+        return region
     region._region.kernel_path = free_path(region, "kernels")
     region.add_module(region._region.kernel_path, Kernels())
     region.__dict__[region._region.kernel_path] = region.get_submodule(region._region.kernel_path)
@@ -60,18 +67,13 @@ def lower(region: Region, ops: OpTable = OPS) -> Region:
     lower_layout(region, ops)
     region.graph.lint()
     region.recompile()
-    region._region.runner = Replay()
     return region
 
 
 def unlower(region: Region) -> Region:
     """Put the QDQ graph back, in place."""
-    if region._region.reference is not None:
-        region.__dict__.pop(region._region.kernel_path, None)
-        region.delete_submodule(region._region.kernel_path)
-        region.graph = decode_graph(region._region.reference)
-        region._region.reference, region._region.kernel_path, region._region.runner = None, "", None
-    return region
+    region._region.lower, region._region.runner = None, None
+    return put_back(region)
 
 
 def _lower_weighted(region: Region, node: fx.Node, kind: str, ops: OpTable) -> None:

@@ -96,6 +96,10 @@ class Replay:
     def __reduce__(self) -> tuple[Any, ...]:
         return Replay, ()
 
+    def renew(self) -> None:
+        """The graph was made again, or its tensors are others: forget what was kept."""
+        self.__init__()  # type: ignore[misc]
+
     def _comes_again(self, key: Key) -> bool:
         """Whether a run is worth keeping: it was seen before, or just before if another has to go for it."""
         again = key in self.seen if len(self.runs) < MOST_RUNS else key == self.last

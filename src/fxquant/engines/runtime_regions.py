@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from fxquant.core import compat
-from fxquant.core.graph import Region, clone_tree, regions
+from fxquant.core.graph import Region, regions
 from fxquant.core.ops import OPS
 from fxquant.core.paths import is_within
 from fxquant.core.verify import run_passes
@@ -25,6 +25,7 @@ from fxquant.engines.replay import Replay
 from fxquant.engines.runtime import Runtime
 from fxquant.engines.watch import Watch, watch
 from fxquant.errors import ConfigError, FxQuantError
+from fxquant.export.reference import reference_of
 
 _CHANGED = "while it is not as it was converted, or has hooks"
 log = logging.getLogger("fxquant")
@@ -35,8 +36,10 @@ _PRODUCTS = (*WEIGHTED, "matmul", "attention")
 class RegionRunner:
     """Runs a region in a runtime, where a call is like the example's; the lowered graph takes the others."""
 
-    def __init__(self, runtime: Runtime, region: Region) -> None:
-        self.runtime = runtime
+    def __init__(self, kind: type[Runtime], runtime: Runtime | None, region: Region, *, alone: bool) -> None:
+        self.kind = kind
+        self.runtime = runtime  # None if it is made at the next call
+        self.alone = alone
         self.lowered: Replay = region._region.runner
         self.watch: Watch | None = watch(region)
         self.digest: int | None = None  # of the region that this is a copy for
@@ -45,15 +48,30 @@ class RegionRunner:
 
     @property
     def engine(self) -> str:
-        return "onednn" if self.failed else self.runtime.engine
+        return "onednn" if self.failed else self.kind.engine
+
+    def renew(self) -> None:
+        """The region has other tensors: its runtime is made again from them."""
+        self.lowered.renew()
+        self.runtime, self.watch, self.failed = None, None, ""
+
+    def _make(self, region: Region) -> None:
+        self.watch = watch(region)
+        try:
+            self.runtime = _make_runtime(region, self.kind, alone=self.alone)
+        except FxQuantError as error:
+            self.failed = str(error)
+            self._tell(region, "from now on", self.failed)
 
     def __call__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.runtime is None and not self.failed and compat.plain_mode():
+            self._make(region)
         if self.watch is None:
             self.watch = watch(region)
             self.failed = "" if self.watch.digest() == self.digest else _CHANGED
         if self.failed:
             return self.lowered(region, args, kwargs)
-        if not compat.plain_mode():
+        if self.runtime is None or not compat.plain_mode():
             return self._pass_on("under autocast, tracing or a mode of torch", region, args, kwargs)
         if not self.watch.holds():
             return self._pass_on(_CHANGED, region, args, kwargs)
@@ -79,7 +97,7 @@ class RegionRunner:
     def _tell(self, region: Region, when: str, why: str) -> None:
         self.told.add(when)
         name = region._region.path or type(region).__name__
-        log.warning("%r runs on onednn, not %s, %s. %s", name, self.runtime.engine, when, why)
+        log.warning("%r runs on onednn, not %s, %s. %s", name, self.kind.engine, when, why)
 
     def __getstate__(self) -> dict[str, Any]:
         digest = self.digest
@@ -102,14 +120,15 @@ def run_regions(model: nn.Module, kind: type[Runtime]) -> nn.Module:
 
     A region of one product stays with oneDNN if there are larger ones: a runtime gains nothing on it.
     """
-    runtimes: dict[str, Runtime] = {}
+    runtimes: dict[str, Runtime | None] = {}
     failed: dict[str, FxQuantError] = {}
     found = dict(outermost(model))
     large = {path: region for path, region in found.items() if _count_products(region) > 1}
     chosen = large or found
     for path, region in chosen.items():
         try:
-            runtimes[path] = _make_runtime(_by_itself(region), kind, alone=len(chosen) == 1)
+            waits = region._region.filled.waiting
+            runtimes[path] = None if waits else _make_runtime(region, kind, alone=len(chosen) == 1)
         except FxQuantError as error:
             failed[path] = error
     if failed and not runtimes:
@@ -118,7 +137,7 @@ def run_regions(model: nn.Module, kind: type[Runtime]) -> nn.Module:
         warnings.warn(f"module {path!r} runs on onednn, not {kind.engine}. {reason}", stacklevel=4)
     run_passes(model, (("lower", lower),), "converted")
     for path, runtime in runtimes.items():
-        found[path]._region.runner = RegionRunner(runtime, found[path])
+        found[path]._region.runner = RegionRunner(kind, runtime, found[path], alone=len(chosen) == 1)
     return model
 
 
@@ -128,7 +147,8 @@ def _count_products(region: Region) -> int:
 
 
 def _make_runtime(region: Region, kind: type[Runtime], *, alone: bool) -> Runtime:
-    """One graph in a runtime that was seen to compute the same."""
+    """A region's QDQ graph in a runtime that was seen to compute the same."""
+    region = _by_itself(region)
     example = example_of(region)
     try:
         runtime = kind(region, (), example_kwargs=example, alone=alone)
@@ -142,7 +162,7 @@ def _make_runtime(region: Region, kind: type[Runtime], *, alone: bool) -> Runtim
 
 def _by_itself(region: Region) -> Region:
     """A copy that does not run its code in float where the graph does not cover a call."""
-    alone = clone_tree(region)
+    alone = reference_of(region, "a runtime")
     assert isinstance(alone, Region)
     alone._region.path = ""
     return alone

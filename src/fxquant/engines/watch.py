@@ -15,14 +15,14 @@ from torch.nn.modules.dropout import _DropoutNd
 from fxquant.core import compat
 from fxquant.core.graph import Region
 from fxquant.engines.onednn_kernels import Kernel
-from fxquant.passes.convert_weights import QuantizedWeight
+from fxquant.numerics.counted import Counted
 
 
 @dataclass(kw_only=True, slots=True)
 class Watch:
-    """Its weights, its other tensors, the modes of its modules, and that no one listens in."""
+    """Its weights and grids, its other tensors, the modes of its modules, and that no one listens in."""
 
-    weights: list[tuple[QuantizedWeight, int]]  # with their generation
+    weights: list[tuple[Counted, int]]  # with their generation
     owners: list[tuple[dict[str, Any], str, Tensor]]  # where other tensors stand in the model
     versions: list[tuple[Tensor, int]]  # of tensors whose values were copied
     called: list[nn.Module]  # modules whose hooks would be run
@@ -32,10 +32,10 @@ class Watch:
 
     def holds(self) -> bool:
         """Whether all is as it was. Few objects are touched: between two runs, none of them is in the caches."""
-        if self.changes != QuantizedWeight.changes:
+        if self.changes != Counted.changes:
             if any(weight.generation != generation for weight, generation in self.weights):
                 return False
-            self.changes = QuantizedWeight.changes
+            self.changes = Counted.changes
         for table, name, tensor in self.owners:
             if table.get(name) is not tensor:
                 return False
@@ -65,8 +65,8 @@ class Watch:
 def watch(region: Region, held: Iterable[Tensor] | None = None) -> Watch:
     """Watch a region. `held` are the tensors that are used as they are then; without it, all values were copied."""
     wanted = None if held is None else {id(tensor) for tensor in held}
-    # quantized weights count their changes
-    others = [module for module in region.modules() if not isinstance(module, QuantizedWeight)]
+    # quantized weights and grids count their changes
+    others = [module for module in region.modules() if not isinstance(module, Counted)]
     tables = [table for module in others for table in (module._parameters, module._buffers)]
     owners = [
         (table, name, tensor)
@@ -77,7 +77,7 @@ def watch(region: Region, held: Iterable[Tensor] | None = None) -> Watch:
     copied = [tensor for _, _, tensor in owners if held is None and not tensor.is_inference()]
     called = called_modules(region)
     return Watch(
-        weights=[(part, part.generation) for part in region.modules() if isinstance(part, QuantizedWeight)],
+        weights=[(part, part.generation) for part in region.modules() if isinstance(part, Counted)],
         owners=owners,
         versions=[(tensor, tensor._version) for tensor in copied],
         called=called,

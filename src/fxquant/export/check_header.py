@@ -24,6 +24,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
         **{"order": (int,), "boundary": (list, type(None)), "graph": (list,), "code": (list,)},
     },
     "weight": {"op": (str,), "spec": (list,), "shell": (dict, type(None))},
+    "grid": {"quant_min": (int,), "quant_max": (int,), "dtype": (list,)},
     "stock": {"class": (str,), "settings": (list,), "absent": (list,)},
     "user": {"class": (str,)},
 }

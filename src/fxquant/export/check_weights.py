@@ -1,4 +1,6 @@
-"""Integer weights of a file: rank, dtype, range and the shapes of all that goes with them, before a kernel reads them.
+"""Integer weights and grids of a file: rank, dtype, range and the shapes of all that goes with them.
+
+All of it is known to be right before a kernel reads it.
 
 linear [out, in]      conv [out, in / groups, ...]      transposed conv [in, out / groups, ...]      embedding [n, d]
 """
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from fxquant.core.ops import OPS
 from fxquant.core.spec import Spec
 from fxquant.errors import ArchiveError
+from fxquant.numerics.grid import OFF, Grid
 from fxquant.passes.convert_weights import QuantizedWeight
 
 RANKS = {
@@ -20,8 +23,13 @@ RANKS = {
 
 
 def check_weights(tree: nn.Module) -> None:
-    """Raise an ArchiveError that names the first weight whose tensors do not fit each other."""
+    """Raise an ArchiveError that names the first weight or grid whose tensors do not fit each other."""
     for path, module in tree.named_modules():
+        if isinstance(module, Grid):
+            try:
+                _check_grid(module)
+            except ArchiveError as error:
+                raise ArchiveError(f"the grid {path!r}: {error}") from error
         if isinstance(module, QuantizedWeight):
             try:
                 _check(module)
@@ -47,6 +55,22 @@ def _check(holder: QuantizedWeight) -> None:
             raise ArchiveError(f"its zero points have the shape {tuple(zero.shape)}, not {shape}.")
         _check_range("weight_zero_point", zero, spec)
     _check_bias(holder, weight)
+
+
+def _check_grid(grid: Grid) -> None:
+    scale, zero = grid._buffers.get("scale"), grid._buffers.get("zero_point")
+    info = torch.iinfo(grid.dtype)
+    if not info.min <= grid.quant_min < grid.quant_max <= info.max:
+        raise ArchiveError(f"its integers from {grid.quant_min} to {grid.quant_max} are not those of {grid.dtype}.")
+    for name, tensor in (("scale", scale), ("zero_point", zero)):
+        if tensor is None or tensor.dim():
+            raise ArchiveError(f"its {name} is not one number.")
+    assert scale is not None and zero is not None
+    if float(scale) in OFF:
+        return
+    check_scale("scale", scale, ())
+    if zero.is_floating_point() or not grid.quant_min <= int(zero) <= grid.quant_max:
+        raise ArchiveError(f"its zero point {zero.item()} is outside of {grid.quant_min} to {grid.quant_max}.")
 
 
 def _scales_of(weight: Tensor, spec: Spec) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 stock    a class of torch.nn, or a form of one from fxquant.modules, with its plain settings
 weight   a holder of integer weights
+grid     a holder of the scale and zero point of an activation
 user     any other module: the name of its class, to compare with what the float model has there
 """
 
@@ -17,6 +18,7 @@ from fxquant.core.spec import Spec
 from fxquant.core.value_json import from_json, to_json
 from fxquant.errors import ArchiveError
 from fxquant.export.stock_fields import check_settings, fields_of, stock_classes
+from fxquant.numerics.grid import INTEGERS, Grid
 from fxquant.passes.convert_weights import QuantizedWeight, shell_of
 
 Row = dict[str, Any]
@@ -67,6 +69,22 @@ def weight_row(holder: QuantizedWeight) -> Row:
     if shell is not None and stored is not None:
         stored["present"] = [name for name, value in shell._parameters.items() if value is not None]
     return {"kind": "weight", "op": holder.kind, "spec": to_json(holder.spec), "shell": stored}
+
+
+def grid_row(grid: Grid) -> Row:
+    """The row of a grid; its numbers are tensors."""
+    ends = {"quant_min": grid.quant_min, "quant_max": grid.quant_max}
+    return {"kind": "grid", **ends, "dtype": to_json(grid.dtype)}
+
+
+def build_grid(row: Row) -> Grid:
+    """A grid without its numbers."""
+    dtype = from_json(row["dtype"])
+    if dtype not in INTEGERS:
+        raise ArchiveError(
+            f"the file has a grid of {str(dtype)[:40]}, which are no integers that tensors are stored as."
+        )
+    return Grid(torch.tensor(float("nan")), torch.tensor(0), row["quant_min"], row["quant_max"], dtype)
 
 
 def build_stock(row: Row) -> nn.Module:

@@ -22,9 +22,10 @@ from fxquant.errors import ArchiveError
 from fxquant.export.check_weights import check_weights
 from fxquant.export.code_functions import code_functions
 from fxquant.export.dry_run import dry_run
-from fxquant.export.module_rows import Row, build_stock, build_weight, name_of, same_class, stock_class
+from fxquant.export.module_rows import Row, build_grid, build_stock, build_weight, name_of, same_class, stock_class
 from fxquant.export.region_rows import Code, build_region, check_references
 from fxquant.modules.substitute import FORMS
+from fxquant.passes.fill_grids import fill_grids
 
 _AGAIN = "Give load the float model that was quantized."
 
@@ -60,6 +61,8 @@ def rebuild(
             read_as_weights(module, {name: Spelling(*parts) for name, parts in from_json(row["weights"]).items()})
     made = _finish(tree, rows, header["trees"])
     check_weights(made)
+    for _, region in regions(made):
+        fill_grids(region)
     dry_run(made, sum(tensor.nbytes for tensor in tensors.values()))
     for _, region in regions(made):
         region._region.source = str(source)
@@ -96,6 +99,8 @@ def _build(path: str, row: Row, part: nn.Module | None, code: Code) -> nn.Module
         return module
     if kind == "weight":
         return build_weight(row, part)
+    if kind == "grid":
+        return build_grid(row)
     if kind == "region":
         if part is not None and type(part) is not nn.Module:
             return build_region(row, _checked(path, row, part), code)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from fxquant.core.encode import decode_graph
 from fxquant.core.graph import Region, clone_tree, regions
 from fxquant.errors import StageError
+from fxquant.passes.fill_grids import fill_grids, put_back
 
 
 def reference_of(model: nn.Module, caller: str) -> nn.Module:
-    """A model that shares the tensors of `model` and runs its reference graph. `model` is not changed."""
+    """A model that shares the tensors of `model` and runs its QDQ graph, with numbers in it. `model` is not changed."""
     found = list(regions(model))
     wrong = next((region._region.stage for _, region in found if region._region.stage != "converted"), None)
     if wrong is not None or not found:
@@ -23,8 +23,6 @@ def reference_of(model: nn.Module, caller: str) -> nn.Module:
 
 
 def _restore(region: Region) -> None:
-    state = region._region
-    if state.reference is not None:
-        region.delete_submodule(state.kernel_path)
-        region.graph = decode_graph(state.reference)
-        state.reference, state.kernel_path, state.runner = None, "", None
+    region._region.lower, region._region.runner = None, None
+    fill_grids(region)._region.filled.ready(region)
+    put_back(region)

@@ -22,6 +22,7 @@ from fxquant.core.value_json import from_json, to_json
 from fxquant.errors import ArchiveError, InputError
 from fxquant.export.module_rows import Row, name_of, stock_class
 from fxquant.modules import attention, cells, transformer
+from fxquant.numerics.grid import Grid
 from fxquant.passes import convert_weights
 
 Code = dict[str, Callable[..., Any]]
@@ -45,7 +46,7 @@ def _own_functions() -> dict[str, Any]:
 
 
 def reference_graph(region: Region) -> fx.Graph:
-    """The QDQ graph of a region, lowered or not."""
+    """The QDQ graph of a region, which reads its grids, lowered or not."""
     encoded = region._region.reference
     return region.graph if encoded is None else decode_graph(encoded)
 
@@ -137,6 +138,12 @@ def check_references(path: str, region: Region) -> None:
 
     fx writes `self.conv(x)`, so a module must not go by the name of a method (`to_folder`), which would be called.
     """
+    boundary = region._region.boundary or Boundary()
+    for grid in (*boundary.inputs.values(), *boundary.outputs.values()):
+        if isinstance(grid, str) and not isinstance(find_module(region, grid), Grid):
+            raise ArchiveError(
+                f"region {path or '<root>'!r}: its boundary names {grid!r}, which is no grid of the model."
+            )
     for node in region.graph.nodes:
         target, where = str(node.target), f"region {path or '<root>'!r}, node {node.name!r}"
         if node.op == "call_module" and (find_module(region, target) is None or _is_hidden(region, target)):

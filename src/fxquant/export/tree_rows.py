@@ -19,8 +19,9 @@ from fxquant.core.tree import trees
 from fxquant.core.value_json import to_json
 from fxquant.errors import ArchiveError
 from fxquant.export.code_functions import code_functions
-from fxquant.export.module_rows import Row, stock_row, user_row, weight_row
+from fxquant.export.module_rows import Row, grid_row, stock_row, user_row, weight_row
 from fxquant.export.region_rows import SELF, reference_graph, region_row
+from fxquant.numerics.grid import Grid
 from fxquant.passes.convert_weights import QuantizedWeight
 
 
@@ -82,6 +83,7 @@ class Rows:
             else:
                 self._seen[child] = at
                 row = weight_row(child) if isinstance(child, QuantizedWeight) else None
+                row = grid_row(child) if isinstance(child, Grid) else row
                 if row is None and in_code:
                     row = stock_row(child)
                 if row is not None:
@@ -130,5 +132,8 @@ def header_of(model: nn.Module) -> tuple[dict[str, Any], Rows]:
     found = list(regions(model))
     if not found or any(region._region.stage != "converted" for _, region in found):
         raise ArchiveError("only a converted model can be saved. Run convert_fx first.")
+    for _, region in found:
+        if region._region.filled is not None:
+            region._region.filled.ready(region)
     rows = Rows(model)
     return {"modules": rows.rows, "aliases": rows.aliases, "trees": rows.trees}, rows

@@ -14,12 +14,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxquant.core import compat
-from fxquant.core.boundary import Boundary, QParams, boundary_of
+from fxquant.core.boundary import Boundary, QParams
 from fxquant.core.graph import Region
 from fxquant.core.nodes import TensorInfo, tensor_info
 from fxquant.core.spec import Spec
 from fxquant.errors import ConfigError, StageError
 from fxquant.numerics.fake_quant import FakeQuant
+from fxquant.numerics.grid import OFF
 
 
 def quantize_boundary(region: Region, inputs: list[int], outputs: list[int], spec: Spec | None) -> Region:
@@ -50,24 +51,21 @@ def quantize_boundary(region: Region, inputs: list[int], outputs: list[int], spe
 
 def open_boundary(region: Region) -> Region:
     """After convert: the quantize at an input and the dequantize at an output go, their grids into the Boundary."""
-    boundary = boundary_of(region)
+    boundary = region._region.boundary or Boundary()
     placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
     inputs: dict[int, QParams | str] = {}
     for index in boundary.inputs:
         node = placeholders[index]
         user = next(iter(node.users), None)
-        if user is None or user.target is not compat.QUANTIZE:
-            raise StageError(f"input {index} cannot be integers: {_why(region, boundary.inputs[index])}.")
-        inputs[index] = _grid(user)
-        _set_dtype(node, inputs[index])
+        assert user is not None
+        inputs[index] = _grid_path(region, user, f"input {index}")
+        _set_dtype(node, user.args[5])
         user.replace_all_uses_with(node)
         region.graph.erase_node(user)
     outputs: dict[int, QParams | str] = {}
     for index in boundary.outputs:
         node = output_nodes(region)[index]
-        if not isinstance(node, fx.Node) or node.target is not compat.DEQUANTIZE:
-            raise StageError(f"output {index} cannot be integers: {_why(region, boundary.outputs[index])}.")
-        outputs[index] = _grid(node)
+        outputs[index] = _grid_path(region, node, f"output {index}")
         _replace_output(region, index, node.args[0])
         if not node.users:
             region.graph.erase_node(node)
@@ -83,34 +81,29 @@ def connect_regions(region: Region) -> Region:
         if node.op != "call_module":
             continue
         called = region.get_submodule(str(node.target))
-        if isinstance(called, Region) and (boundary := boundary_of(called)) != Boundary():
-            _connect(region.graph, node, boundary)
+        if isinstance(called, Region) and (boundary := called._region.boundary) is not None:
+            _connect(region, node, called, boundary)
     region.graph.lint()
     region.recompile()
     return region
 
 
-def _connect(graph: fx.Graph, node: fx.Node, boundary: Boundary) -> None:
-    args = list(node.args)
-    for index in boundary.inputs:
-        grid, source = boundary.input(index), args[index]
-        assert isinstance(source, fx.Node)
-        if source.target is compat.DEQUANTIZE and _grid(source) == grid:
-            args[index] = source.args[0]
-            continue
+def _connect(region: Region, node: fx.Node, called: Region, boundary: Boundary) -> None:
+    graph, args = region.graph, list(node.args)
+    for index, grid in boundary.inputs.items():
         with graph.inserting_before(node):
-            args[index] = graph.call_function(compat.QUANTIZE, (source, *_params(grid)))
+            args[index] = graph.call_function(compat.QUANTIZE, (args[index], *_params(graph, node, called, grid)))
     node.args = tuple(args)
-    for index in boundary.outputs:
-        grid = boundary.output(index)
+    for index, grid in boundary.outputs.items():
         picks = [user for user in node.users if user.target is operator.getitem and user.args[1] == index]
         single = tensor_info(node) is not None
         for value in (node,) if single else picks:
-            with graph.inserting_after(value):
-                real = graph.call_function(compat.DEQUANTIZE, (value, *_params(grid)))
+            with graph.inserting_before(value.next):
+                params = _params(graph, node, called, grid)
+                real = graph.call_function(compat.DEQUANTIZE, (value, *params))
             real.meta.update({key: value.meta[key] for key in ("scope", "where", "tensor") if key in value.meta})
             value.replace_all_uses_with(real, delete_user_cb=lambda user, real=real: user is not real)  # type: ignore[misc]
-            _set_dtype(value, grid)
+            _set_dtype(value, params[4])
 
 
 def output_nodes(region: Region) -> list[Any]:
@@ -189,20 +182,27 @@ def _static(quantizer: FakeQuant) -> str:
     return quantizer.name
 
 
-def _why(region: Region, name: object) -> str:
-    return f"its quantizer {name!r} saw no data in calibration, or a mask that no grid can hold"
+def _grid_path(region: Region, node: fx.Node, what: str) -> str:
+    """Where the grid stands that a quantize or dequantize node reads."""
+    scale = node.args[1]
+    assert isinstance(scale, fx.Node)
+    path = str(scale.target).rpartition(".")[0]
+    grid: Any = region.get_submodule(path)
+    if float(grid.scale) in OFF:
+        raise StageError(f"{what} cannot be integers: its quantizer {path!r} {OFF[float(grid.scale)]}.")
+    return path
 
 
-def _grid(node: fx.Node) -> QParams:
-    scale, zero_point, low, high, dtype = node.args[1:6]
-    return QParams(scale=scale, zero_point=zero_point, quant_min=low, quant_max=high, dtype=dtype)  # type: ignore[arg-type]
+def _params(graph: fx.Graph, node: fx.Node, called: Region, grid: QParams | str) -> tuple[Any, ...]:
+    """What a quantize node around the call of a region is given; its grid is the region's."""
+    if isinstance(grid, QParams):
+        return grid.scale, grid.zero_point, grid.quant_min, grid.quant_max, grid.dtype
+    module: Any = called.get_submodule(grid)
+    state = (graph.get_attr(f"{node.target}.{grid}.{name}") for name in ("scale", "zero_point"))
+    return (*state, module.quant_min, module.quant_max, module.dtype)
 
 
-def _params(grid: QParams) -> tuple[Any, ...]:
-    return grid.scale, grid.zero_point, grid.quant_min, grid.quant_max, grid.dtype
-
-
-def _set_dtype(node: fx.Node, grid: QParams | str) -> None:
+def _set_dtype(node: fx.Node, dtype: Any) -> None:
     info = tensor_info(node)
-    if info is not None and isinstance(grid, QParams):
-        node.meta["tensor"] = TensorInfo(dtype=grid.dtype, shape=info.shape)
+    if info is not None:
+        node.meta["tensor"] = TensorInfo(dtype=dtype, shape=info.shape)

@@ -3,44 +3,52 @@
     FakeQuant(x)      ->  dequantize(quantize(x, scale, zero_point, ...), scale, zero_point, ...)
     conv(x) in int8   ->  F.conv2d(x, dequantize(weight), bias, ...)        weight: int8 buffer at the conv's path
 
-Scales and zero points of activations are plain numbers in the graph. A quantizer that saw no data, or an additive mask
-(which a finite grid cannot hold), is left out, and the Decision of its kernel says so.
+Scales and zero points of activations are state that the graph reads: buffers of a `Grid` in the place of the FakeQuant.
+A quantizer that saw no data, or an additive mask, has one that says so (numerics/grid.py), and the graph that runs is
+made without its pair (fill_grids.py): what a model's state is called does not depend on its data.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fxquant.core import compat
 from fxquant.core.graph import Region
 from fxquant.core.nodes import tensor_info
-from fxquant.core.ops import OPS, OpTable, activation_nodes
-from fxquant.core.plan import Decision, decision_of, note_of
+from fxquant.core.ops import OPS, OpTable
+from fxquant.core.paths import set_submodule
 from fxquant.numerics.fake_quant import FakeQuant
+from fxquant.numerics.grid import MASK, NO_DATA, OFF, Grid
 from fxquant.passes.convert_weights import Tied, convert_weights
 from fxquant.passes.halve_weights import halve_weights
 
 _DYNAMIC_EPS = torch.finfo(torch.float32).eps
 
 
-def convert(region: Region, ops: OpTable = OPS, tied: Tied | None = None) -> Region:
-    """Replace quantizers by quantize/dequantize pairs and weighted ops by their functional form on int8 weights."""
-    _explain_dropped(region, ops)
-    convert_weights(region, ops, tied)
+def convert(region: Region, ops: OpTable = OPS, tied: Tied | None = None, waiting: bool = False) -> Region:
+    """Replace quantizers by quantize/dequantize pairs and weighted ops by their functional form on int8 weights.
+
+    `waiting` is for a model that saw no data at all: its grids come with a state_dict.
+    """
+    convert_weights(region, ops, tied, waiting)
     halve_weights(region, ops)
+    grids: dict[str, Grid] = {}
     for node in list(region.graph.nodes):
         quantizer = quantizer_of(region, node)
         if quantizer is not None:
-            _convert_quantizer(region, node, quantizer)
+            _convert_quantizer(region, node, quantizer, grids, waiting)
     specs = region._region.quantizers
     region._region.quantizers = specs and {name: spec.stored() for name, spec in specs.items()}
     if region._region.quantizer_path:
         region.delete_submodule(region._region.quantizer_path)
         region._region.quantizer_path = ""
+    for path, grid in grids.items():
+        set_submodule(region, path, grid)
     region.graph.lint()
     region.recompile()
     return region
@@ -60,45 +68,43 @@ def why_dropped(quantizer: FakeQuant) -> str | None:
     if quantizer.spec.dynamic or observer is None:
         return None
     if observer.saw_sentinel:
-        return "carries an additive mask (-inf or the dtype's minimum)"
-    return None if quantizer.has_range else "saw no data in calibration"
+        return OFF[MASK]
+    return None if quantizer.has_range else OFF[NO_DATA]
 
 
-def _explain_dropped(region: Region, ops: OpTable) -> None:
-    for node in region.graph.nodes:
-        decision, op = decision_of(node), ops.of_node(node, region)
-        if decision is None or op is None or note_of(node) is None:
-            continue
-        for operand in (*activation_nodes(node, op), *node.users):
-            quantizer = quantizer_of(region, operand)
-            reason = why_dropped(quantizer) if quantizer is not None else None
-            if reason is not None:
-                node.meta["decision"] = Decision(
-                    kind=decision.kind,
-                    status="float",
-                    reason=f"its tensor {operand.args[0]} {reason}",
-                    rule=decision.rule,
-                )
+def _qparams(quantizer: FakeQuant, waiting: bool) -> tuple[Tensor, Tensor]:
+    """Scale and zero point of a static quantizer; see numerics/grid.py for one without."""
+    why = why_dropped(quantizer)
+    if why is None:
+        return quantizer.compute_qparams()
+    no_data = math.nan if waiting else NO_DATA
+    return torch.tensor(MASK if why == OFF[MASK] else no_data), torch.tensor(quantizer.spec.quant_min)
 
 
-def _convert_quantizer(region: Region, node: fx.Node, quantizer: FakeQuant) -> None:
-    source = node.args[0]
+def _convert_quantizer(
+    region: Region, node: fx.Node, quantizer: FakeQuant, grids: dict[str, Grid], waiting: bool
+) -> None:
+    source, path = node.args[0], str(node.target)
     assert isinstance(source, fx.Node)
     info = tensor_info(node)
     dtype = info.dtype if info is not None else torch.float32
-    if why_dropped(quantizer) is not None or not dtype.is_floating_point:
+    if not dtype.is_floating_point:
         result = source
     else:
+        spec = quantizer.spec
+        if not spec.dynamic and path not in grids:
+            numbers = _qparams(quantizer, waiting)
+            grids[path] = Grid(*numbers, spec.quant_min, spec.quant_max, spec.dtype)
         with region.graph.inserting_before(node):
-            result = _emit(region.graph, source, quantizer, dtype)
+            result = _emit(region.graph, source, quantizer, path, dtype)
         result.meta.update(node.meta)
     node.replace_all_uses_with(result)
     region.graph.erase_node(node)
 
 
-def _emit(graph: fx.Graph, source: fx.Node, quantizer: FakeQuant, dtype: torch.dtype) -> fx.Node:
+def _emit(graph: fx.Graph, source: fx.Node, quantizer: FakeQuant, path: str, dtype: torch.dtype) -> fx.Node:
     spec, name = quantizer.spec, source.name
-    grid = (spec.quant_min, spec.quant_max, spec.dtype)
+    ends = (spec.quant_min, spec.quant_max, spec.dtype)
     out: dict[str, Any] = {} if dtype == torch.float32 else {"out_dtype": dtype}
 
     def call(function: Any, args: tuple[Any, ...], suffix: str, kwargs: dict[str, Any] | None = None) -> fx.Node:
@@ -112,10 +118,9 @@ def _emit(graph: fx.Graph, source: fx.Node, quantizer: FakeQuant, dtype: torch.d
             choose, (source, spec.quant_min, spec.quant_max, max(_DYNAMIC_EPS, spec.min_scale), spec.dtype), "qparams"
         )
         scale, zero = call(operator.getitem, (both, 0), "scale"), call(operator.getitem, (both, 1), "zero_point")
-        q = call(compat.QUANTIZE_TENSOR, (source, scale, zero, *grid), "q")
-        return call(compat.DEQUANTIZE_TENSOR, (q, scale, zero, *grid), "dq", out)
-    scale_value, zero_value = (tensor.item() for tensor in quantizer.compute_qparams())
-    params = (float(scale_value), int(zero_value), *grid)
+        q = call(compat.QUANTIZE_TENSOR, (source, scale, zero, *ends), "q")
+        return call(compat.DEQUANTIZE_TENSOR, (q, scale, zero, *ends), "dq", out)
+    params = (graph.get_attr(f"{path}.scale"), graph.get_attr(f"{path}.zero_point"), *ends)
     if spec.rounding == "half_even":
         q = call(compat.QUANTIZE, (source, *params), "q")
     else:

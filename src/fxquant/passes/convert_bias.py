@@ -1,9 +1,14 @@
 """The bias of a converted op: in float, in a few bits with a scale of its own, or as int32.
 
 int32    q = round(b / (s_x s_w))          one step per output channel, as an int8 kernel's accumulator has them
+
+Which of these it is follows from the specs alone, so that a state_dict fits whatever the data was: where the input has
+no grid (numerics/grid.py), an int32 bias has a step of its own, and where that is not known yet, none.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, fx
@@ -11,8 +16,9 @@ from torch import Tensor, fx
 from fxquant.core.graph import Region
 from fxquant.core.ops import Op, activation_nodes
 from fxquant.core.spec import Int32, Spec
-from fxquant.numerics.affine import choose_qparams, quantize, round_to
+from fxquant.numerics.affine import MIN_SCALE, choose_qparams, quantize, round_to
 from fxquant.numerics.fake_quant import FakeQuant
+from fxquant.numerics.grid import NO_DATA
 from fxquant.numerics.ranges import tensor_range
 
 
@@ -39,18 +45,22 @@ def convert_bias(
     per_channel = weight_scale.repeat(len(values) // len(weight_scale)) if weight_scale.dim() else weight_scale
     # in float64: 2^31 steps need more than float32 has
     step = (x_scale.double() * per_channel.double()).expand(values.shape)
+    if x_scale == NO_DATA:
+        step = (values.abs().max().double() / 2**30).clamp(min=MIN_SCALE).expand(values.shape)
     limits = torch.iinfo(torch.int32)
-    levels = round_to(values.double() / step, spec.rounding).clamp(limits.min, limits.max)
+    levels = round_to(values.double() / step, spec.rounding).nan_to_num().clamp(limits.min, limits.max)
     zeros = torch.zeros_like(step, dtype=torch.int32)
     return {"bias": levels.to(torch.int32), "bias_scale": step.float(), "bias_zero_point": zeros}
 
 
-def input_scale(region: Region, node: fx.Node, op: Op) -> Tensor | None:
-    """The scale of the first operand of a node, if that is quantized with a fixed one."""
+def input_scale(region: Region, node: fx.Node, op: Op, waiting: bool) -> Tensor | None:
+    """The scale of the first operand of a node, if that is quantized with a fixed one; see numerics/grid.py."""
     operand = activation_nodes(node, op)[0] if op.operands else None
     if operand is None or operand.op != "call_module":
         return None
     quantizer = region.get_submodule(str(operand.target))
-    if not isinstance(quantizer, FakeQuant) or quantizer.spec.dynamic or not quantizer.has_range:
+    if not isinstance(quantizer, FakeQuant) or quantizer.spec.dynamic:
         return None
+    if not quantizer.has_range:
+        return torch.tensor(math.nan if waiting else NO_DATA)
     return quantizer.compute_qparams()[0]

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +23,14 @@ from fxquant.core.paths import set_submodule
 from fxquant.core.plan import Note, note_of
 from fxquant.core.spec import Spec
 from fxquant.numerics.affine import dequantize
+from fxquant.numerics.counted import Counted
 from fxquant.numerics.qat_block import QatBlock
 from fxquant.numerics.weight_quant import WeightQuant
 from fxquant.numerics.weights import quantize_weight
 from fxquant.passes.convert_bias import convert_bias, input_scale
 
 
-class QuantizedWeight(nn.Module):
+class QuantizedWeight(Counted):
     """Holds what is left of a weighted module: integer `weight`, its qparams, and the bias.
 
     Graphs and kernels read the integers. `forward` is for the user's own code, where that runs: the float op on the
@@ -37,8 +38,6 @@ class QuantizedWeight(nn.Module):
     """
 
     shell: nn.Module  # the module it was, without its tensors
-
-    changes: ClassVar[int] = 0  # of all generations: if it is as it was, so are they
 
     weight: Tensor
     weight_scale: Tensor
@@ -49,19 +48,32 @@ class QuantizedWeight(nn.Module):
         super().__init__()
         self.kind = kind
         self.spec = spec
-        self.generation = 0  # counts changes of the tensors, for kernels that hold a packed copy
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._changed()
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        errors = [f"{prefix}{name}: {error}" for name, error in self._misfits(state_dict, prefix)]
+        if errors:
+            args[-1].extend(errors)
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._changed()
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-
-    def _changed(self) -> None:
-        self.generation += 1
-        QuantizedWeight.changes += 1
+    def _misfits(self, state_dict: dict[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+        """What a state dict has that would be copied here and mean something else, by name."""
+        ends = (self.spec.quant_min, self.spec.quant_max)
+        for name, own in self._buffers.items():
+            given = state_dict.get(prefix + name)
+            if own is None or not isinstance(given, Tensor):
+                continue
+            if given.dtype != own.dtype and not (given.is_floating_point() and own.is_floating_point()):
+                yield (
+                    name,
+                    f"the state has {given.dtype}, this model {own.dtype}. It is another model's, or not converted.",
+                )
+            elif not given.is_meta and given.numel():
+                if name == "weight_scale" and not bool((given > 0).all()):
+                    yield name, f"the scale of a weight is positive; the state has {float(given.min())}."
+                if name in ("weight", "weight_zero_point") and not ends[0] <= given.min() <= given.max() <= ends[1]:
+                    has = f"integers from {int(given.min())} to {int(given.max())}"
+                    yield name, f"the state has {has}, this model takes {ends[0]} to {ends[1]}."
 
     def dequantized(self, name: str) -> Any:
         """The tensor of this name as code that reads a float module expects it."""
@@ -91,20 +103,20 @@ class _Call:
     module: nn.Module
     op: Op
     note: Note
-    input_scale: Tensor | None  # of a static int8 input
+    input_scale: Tensor | None  # of a static int8 input, see numerics/grid.py
 
 
 # (id of a float weight, spec) -> the weight itself, so that its id stays its own, and (integers, scale, zero point)
 Tied = dict[tuple[int, Spec], tuple[Tensor, tuple[Tensor, ...]]]
 
 
-def convert_weights(region: Region, ops: OpTable, tied: Tied | None = None) -> Region:
+def convert_weights(region: Region, ops: OpTable, tied: Tied | None = None, waiting: bool = False) -> Region:
     """Put a holder of int8 buffers in place of every quantized module and rewrite its calls.
 
     Calls of one module share a holder; tied weights share their integer tensors, across regions too if all are given
-    the same `tied`.
+    the same `tied`. `waiting` tells that scales are not known yet.
     """
-    calls = list(_calls(region, ops))
+    calls = list(_calls(region, ops, waiting))
     holders: dict[str, QuantizedWeight] = {}
     tied = {} if tied is None else tied
     for call in calls:
@@ -130,15 +142,14 @@ def replace_node(graph: fx.Graph, old: fx.Node, new: fx.Node) -> None:
     new.name = old.name
 
 
-def _calls(region: Region, ops: OpTable) -> Iterator[_Call]:
+def _calls(region: Region, ops: OpTable, waiting: bool) -> Iterator[_Call]:
     for node in region.graph.nodes:
         note, op = note_of(node), ops.of_node(node, region)
         if note is not None and note.weight is not None and op is not None:
             path = str(node.target)
             module = region.get_submodule(path)
-            yield _Call(
-                node=node, path=path, module=module, op=op, note=note, input_scale=input_scale(region, node, op)
-            )
+            x_scale = input_scale(region, node, op, waiting)
+            yield _Call(node=node, path=path, module=module, op=op, note=note, input_scale=x_scale)
 
 
 def _rewrite(graph: fx.Graph, call: _Call, holder: QuantizedWeight, weights: dict[str, fx.Node]) -> fx.Node:
@@ -218,8 +229,7 @@ def _dequantize(graph: fx.Graph, path: str, holder: QuantizedWeight, dtype: torc
         return graph.call_function(compat.DEQUANTIZE_GROUP, (weight, scale, zero, *grid, size, dtype))
     if spec.granularity == "per_channel":
         return graph.call_function(compat.DEQUANTIZE_CHANNEL, (weight, scale, zero, spec.axis, *grid), out)
-    values = (float(holder.weight_scale), 0 if holder.weight_zero_point is None else int(holder.weight_zero_point))
-    return graph.call_function(compat.DEQUANTIZE, (weight, *values, *grid), out)
+    return graph.call_function(compat.DEQUANTIZE, (weight, scale, 0 if zero is None else zero, *grid), out)
 
 
 def _dequantize_bias(graph: fx.Graph, path: str, bias: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -283,8 +293,9 @@ def _lookup(graph: fx.Graph, node: fx.Node, path: str, holder: QuantizedWeight, 
     grid = (spec.quant_min, spec.quant_max, spec.dtype)
     rows = graph.call_function(F.embedding, (index, graph.get_attr(f"{path}.weight")))
     if spec.granularity == "per_tensor":
-        values = (float(holder.weight_scale), 0 if holder.weight_zero_point is None else int(holder.weight_zero_point))
-        return graph.call_function(compat.DEQUANTIZE, (rows, *values, *grid), {"out_dtype": dtype})
+        per_tensor = graph.get_attr(f"{path}.weight_scale")
+        offset = 0 if holder.weight_zero_point is None else graph.get_attr(f"{path}.weight_zero_point")
+        return graph.call_function(compat.DEQUANTIZE, (rows, per_tensor, offset, *grid), {"out_dtype": dtype})
     scale = graph.call_function(F.embedding, (index, _as_rows(graph, path, "weight_scale", holder)))
     zero = None
     if holder.weight_zero_point is not None:
