@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import re
 from typing import Any
@@ -393,3 +394,45 @@ def test_the_older_names_work_in_every_call() -> None:
     fq.convert_to_reference_fx(prepared, convert_custom_config_dict=kept)
     quantized = fq.quantize(model, data, prepare_custom_config_dict=prepare, convert_custom_config_dict=kept)
     assert status(quantized)["middle"] == "float"
+
+
+class ObservedLinear(nn.Module):
+    @classmethod
+    def from_float(cls, module: Scale) -> ObservedLinear:
+        observed = cls()
+        observed.weight, observed.qconfig = module.weight, module.qconfig
+        return observed
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+class QuantizedLinear(nn.Module):
+    """As torch.ao's classes do it: the weight by `qconfig.weight()`, the output by `activation_post_process`."""
+
+    @classmethod
+    def from_observed(cls, observed: ObservedLinear) -> QuantizedLinear:
+        quantized, watch = cls(), observed.qconfig.weight()
+        watch(observed.weight)
+        scale, zero = watch.calculate_qparams()
+        quantized.weight = torch.quantize_per_channel(
+            observed.weight.detach(), scale.double(), zero, watch.ch_axis, watch.dtype
+        )
+        quantized.scale, quantized.zero = observed.activation_post_process.calculate_qparams()
+        return quantized
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight.dequantize()
+        return torch.quantize_per_tensor(y, float(self.scale), int(self.zero), torch.quint8).dequantize()
+
+
+def test_a_custom_module_written_for_torch_ao() -> None:
+    model, data = nn.Sequential(nn.Linear(8, 8), Scale()).eval(), [torch.randn(4, 8) for _ in range(3)]
+    config = PrepareCustomConfig().set_float_to_observed_mapping(Scale, ObservedLinear)
+    prepared = copy.deepcopy(fq.prepare_fx(model, MAPPING, (data[0],), config))
+    assert prepared.get_submodule("1").qconfig == MAPPING.global_qconfig
+    fq.calibrate(prepared, data)
+    pairs = fq.ConvertCustomConfig().set_observed_to_quantized_mapping(ObservedLinear, QuantizedLinear)
+    converted = fq.convert_fx(prepared, pairs)
+    assert sqnr_db(model(data[0]), converted(data[0])) > 25
+    assert type(converted.get_submodule("1")) is QuantizedLinear

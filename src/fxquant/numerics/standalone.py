@@ -8,6 +8,7 @@ quant_min, quant_max, ch_axis, min_val, max_val.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fxquant.core.compat import known_as_observer
+from fxquant.core.qconfig import QConfig
 from fxquant.core.spec import Spec
 from fxquant.errors import StageError
 from fxquant.numerics.affine import choose_qparams
@@ -134,3 +136,30 @@ class StandaloneObserver(ObserverBase):
         if self.observer is None:
             raise StageError(f"{type(self).__name__}(is_dynamic=True): its scale is found for each input.")
         return self.observer
+
+
+class SpecFactory(Spec):
+    """A spec that makes its observer when it is called, as what is in a QConfig of torch.ao does."""
+
+    __slots__ = ()
+
+    def __call__(self) -> StandaloneObserver:
+        return StandaloneObserver(Spec(**self._fields()))
+
+    def _fields(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spec) and all(getattr(other, name) == value for name, value in self._fields().items())
+
+    __hash__ = Spec.__hash__
+
+
+def with_factories(qconfig: QConfig) -> QConfig:
+    """The same qconfig, so that `qconfig.activation()` and `qconfig.weight()` make observers."""
+    changes: dict[str, Any] = {}
+    for name in ("activation", "weight"):
+        spec = getattr(qconfig, name)
+        if isinstance(spec, Spec):
+            changes[name] = SpecFactory(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)})
+    return dataclasses.replace(qconfig, **changes)

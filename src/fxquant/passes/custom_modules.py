@@ -1,6 +1,7 @@
 """Custom modules: the user's observed and quantized classes, as leaves that see float tensors.
 
-prepare   F  ->  O.from_float(F)         F carries the qconfig that its rule gives it as `.qconfig`
+prepare   F  ->  O.from_float(F)         F carries the qconfig that its rule gives it as `.qconfig`; `qconfig.weight()`
+                                         makes an observer
 convert   O  ->  Q.from_observed(O)
 """
 
@@ -9,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fxquant.core.custom_config import ModulePairs, QuantType
 from fxquant.core.graph import Region
 from fxquant.core.plan import Decision, Status, decision_of
 from fxquant.core.qconfig import QConfig
 from fxquant.errors import ConfigError
+from fxquant.numerics.standalone import StandaloneObserver, with_factories
 
 _KEY = "_fxquant_custom"  # on an observed module: the QuantType it was made for
 _STATUS: Mapping[QuantType, Status] = {
@@ -35,16 +37,30 @@ def quant_type_of(qconfig: QConfig | None) -> QuantType | None:
 
 
 def observe_custom(module: nn.Module, qconfig: QConfig, observed_class: Any, quant_type: QuantType) -> nn.Module:
-    """The observed form of a module (of a clone: it gets a `qconfig`)."""
+    """The observed form of a module (of a clone: it gets a `qconfig`).
+
+    A static one has an observer of its output as `activation_post_process`, which `from_observed` may ask, unless it
+    brings one.
+    """
+    qconfig = with_factories(qconfig)
     module.qconfig = qconfig  # type: ignore[assignment]
     observed = observed_class.from_float(module)
     _need_module(observed, observed_class, "from_float")
     if not hasattr(observed, "qconfig"):
         observed.qconfig = qconfig
+    if quant_type is QuantType.STATIC and not hasattr(observed, "activation_post_process"):
+        assert qconfig.activation is not None
+        observed.activation_post_process = StandaloneObserver(qconfig.activation)
+        observed.register_forward_hook(_observe_output)
     observed.__dict__[_KEY] = quant_type.value
     observed.train(module.training)
     assert isinstance(observed, nn.Module)
     return observed
+
+
+def _observe_output(module: nn.Module, args: object, output: object) -> None:
+    if isinstance(output, Tensor) and isinstance(module.activation_post_process, nn.Module):
+        module.activation_post_process(output)
 
 
 def mark_custom(region: Region) -> Region:
