@@ -81,7 +81,7 @@ def test_qconfig_dict() -> None:
 def test_fuse_first() -> None:
     model = Net().eval()
     fused = fuse_fx(model)
-    assert fused.classes is model.classes
+    assert fused.classes == model.classes
     prepared = prepare_fx(fused, get_default_qconfig_mapping("onednn"), (DATA[0],))
     calibrate(prepared, DATA)
     assert sqnr_db(model(DATA[0]), convert_fx(prepared)(DATA[0])) > 25

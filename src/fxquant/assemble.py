@@ -100,7 +100,7 @@ class _Assembly:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
         self._check_names()
-        tree = bake_parametrizations(clone_tree(self.model))
+        tree = bake_parametrizations(clone_tree(self.model, share_objects=False))
         self._shut(tree)
         self.named = {m for path, m in tree.named_modules() if path in self.custom.standalone_module_names}
         self.leaves = list(self.custom.non_traceable_module_classes)

@@ -10,7 +10,6 @@ convert_fx   quantize_custom, freeze, convert, open_boundary, connect_regions, l
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 from collections.abc import Mapping
@@ -45,6 +44,8 @@ from fxquant.core.custom_config import (
 from fxquant.core.graph import Region, clone_tree, regions
 from fxquant.core.mapping import Rules, Site
 from fxquant.core.ops import OPS
+from fxquant.core.own import copy_model
+from fxquant.core.snapshot import left_as_it_was
 from fxquant.core.target import Target
 from fxquant.core.verify import run_passes
 from fxquant.engines.choose import Engine, apply_engine, check_engine
@@ -89,7 +90,7 @@ def fuse_fx(
 ) -> nn.Module:
     """Fold batch norms into the ops before them. Optional: `prepare_fx` does the same.
 
-    The model has to be in eval mode. It is not changed; the result shares its tensors and plain attributes.
+    The model has to be in eval mode. It is not changed; the result shares its parameters.
     Activations and adds are not folded into classes: they join their kernel as groups when the model is prepared.
     """
     check_backend_config(backend_config)
@@ -97,7 +98,8 @@ def fuse_fx(
         raise StageError("fuse_fx folds batch norms, so the model must be in eval mode. Call model.eval() first.")
     custom = as_fuse_config(either(fuse_custom_config, fuse_custom_config_dict, "fuse_custom_config"))
     check_preserved(model, custom.preserved_attributes, "fuse_fx")
-    fused = capture(model, None, method="symbolic")
+    with left_as_it_was(model):
+        fused = capture(clone_tree(model, share_objects=False), None, method="symbolic")
     run_passes(fused, (("hoist_rank", hoist_rank), ("fold_bn", fold_bn)), "fused")
     return fused
 
@@ -175,7 +177,7 @@ def prepare_qat_fx(
     custom = as_prepare_config(either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config"))
     custom = custom.with_standalone(rules.mapping.standalone)
     check_preserved(model, custom.preserved_attributes, "prepare_qat_fx")
-    own = clone_tree(model, share_tensors=False)
+    own = clone_tree(model, share_tensors=False, share_objects=False)
     asked = Asked(read_target(target, backend_config, rules), method, strict, concrete_args or {})
     return _prepare(own, rules, custom, read_examples(example_inputs, example_kwargs), asked, training=True)
 
@@ -201,9 +203,10 @@ def _prepare(
 ) -> nn.Module:
     (args, kwargs), hardware, strict = examples, asked.target, asked.strict
     check_concrete(model, asked.concrete, args, kwargs)
-    assembled = assemble(
-        model, args, kwargs, rules, custom, method=asked.method, strict=strict, concrete=asked.concrete
-    )
+    with left_as_it_was(model):
+        assembled = assemble(
+            model, args, kwargs, rules, custom, method=asked.method, strict=strict, concrete=asked.concrete
+        )
     prepared = assembled.model
     check_boundaries(assembled)
     scopes = {id(region): scope for region, scope in assembled.regions()}
@@ -235,7 +238,7 @@ def freeze(model: nn.Module) -> nn.Module:
     It computes what the converted model computes, to one step; `convert_fx` takes it on. The input is not changed.
     """
     check_calibrated(model, "freeze")
-    frozen = copy.deepcopy(model).eval()
+    frozen = copy_model(model).eval()
     run_passes(frozen, FREEZE, "prepared", only=lambda region: region._region.stage == "prepared")
     return frozen
 
@@ -268,7 +271,7 @@ def convert_fx(
     custom = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
     check_preserved(graph_module, custom.preserved_attributes, "convert_fx")
     waiting = not is_calibrated(graph_module, "convert_fx")
-    converted = quantize_custom(copy.deepcopy(graph_module).eval(), custom.observed_to_quantized_mapping)
+    converted = quantize_custom(copy_model(graph_module).eval(), custom.observed_to_quantized_mapping)
     fresh = {id(region) for _, region in regions(converted) if region._region.stage == "prepared"}
     tied: Tied = {}
     into_int8 = ("convert", lambda region: convert(region, tied=tied, waiting=waiting))

@@ -10,11 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from fxquant.capture.bake import bake_parametrizations, is_baked
 from fxquant.capture.clean import drop_checks, sweep
-from fxquant.capture.compare import attributes, changed, copy_inputs, difference, evaluating, run, untouched
+from fxquant.capture.compare import call, copy_inputs, difference, evaluating, untouched
 from fxquant.capture.export import export
 from fxquant.capture.fold_constants import fold_constants
 from fxquant.capture.functionalize import functionalize
@@ -120,27 +121,15 @@ def check(job: Job, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any
     """Record the tensors of the final graph, and compare its outputs with the model's."""
     # in train mode a spectral norm changes its weight with every run, so compare with the baked one
     reference = job.clone() if is_baked(job.model) and job.model.training else clone_tree(job.model)
-    evaluated = False
-    before = attributes(reference)
     try:
-        try:
-            theirs = run(reference, args, kwargs, keep_attributes=True)
-        except Exception:
-            # a batch of one cannot go through batch norm in train mode, yet is a fair example
-            evaluated = any(module.training for module in reference.modules())
-            if not evaluated:
-                raise
-            theirs = run(reference.eval(), args, kwargs, keep_attributes=True)
+        theirs, evaluated = _reference_outputs(region, reference, args, kwargs)
+    except CaptureError:
+        raise
     except Exception as error:
         where, _ = locate(error, reference)
         raise CaptureError(
             f"the model itself fails on the example inputs: {reason(error)} At {where}. Pass others."
         ) from error
-    kept = changed(before, attributes(reference))
-    if kept and (found := difference(run(reference, args, kwargs), theirs)):
-        path, names = next(iter(kept.items()))
-        why = f"a call changes the attribute {names[0]!r} and the next call depends on it: {found}"
-        raise CaptureError(f"{region._region.method}: {why}. A graph cannot hold that.", reason=why, path=path)
     try:
         with evaluating(region, evaluated):
             ours = record(region, args, kwargs)
@@ -157,3 +146,30 @@ def check(job: Job, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any
         check_eval(reference, region, args, kwargs)
     for node in region.graph.nodes:
         node.meta = {key: value for key, value in node.meta.items() if key in META_KEYS}
+
+
+def _reference_outputs(
+    region: Region, reference: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, bool]:
+    """The outputs of the model itself, and whether they are of its eval mode; its calls have to be independent."""
+    evaluated = False
+    with untouched(reference) as before:
+        try:
+            theirs = call(reference, args, kwargs)
+        except Exception:
+            # a batch of one cannot go through batch norm in train mode, yet is a fair example
+            evaluated = any(module.training for module in reference.modules())
+            if not evaluated:
+                raise
+            before.restore()
+            reference.eval()
+            theirs = call(reference, args, kwargs)
+        kept = before.changed()
+        if kept:
+            before.restore_buffers()  # a graph can hold these
+            torch.manual_seed(0)
+            if found := difference(call(reference, args, kwargs), theirs):
+                path, names = next(iter(kept.items()))
+                why = f"a call changes the attribute {names[0]!r} and the next call depends on it: {found}"
+                raise CaptureError(f"{region._region.method}: {why}. A graph cannot hold that.", reason=why, path=path)
+    return theirs, evaluated

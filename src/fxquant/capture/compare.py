@@ -1,7 +1,7 @@
 """Run a model without a trace, and compare outputs.
 
-Running a model may change its buffers (batch norm, counters), plain attributes, the random state and its inputs; `run`
-undoes all that.
+Running a model may change its buffers (batch norm, counters), all that its code keeps in Python, the random state and
+its inputs; `run` undoes all that.
 """
 
 from __future__ import annotations
@@ -19,29 +19,22 @@ from torch import nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
+from fxquant.core.snapshot import Snapshot
+
 # the containers in which fx.Interpreter returns lists and dicts
 _IMMUTABLE: Mapping[type, type] = {immutable_list: list, immutable_dict: dict}
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module, attributes_too: bool = True) -> Iterator[None]:
-    """Put back buffers, plain attributes and the random state at the end."""
-    before = attributes(model)
-    tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
-    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not buffer.is_meta]
+def untouched(model: nn.Module) -> Iterator[Snapshot]:
+    """Put back at the end what the model's code may have written to, and the random state."""
+    before = Snapshot(model)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            yield
+            yield before
     finally:
-        with torch.no_grad():
-            for table, entries in tables:  # `self.buffer = ...` puts another tensor there
-                table.update(entries)
-            for buffer, value in saved:  # batch norm does not raise the version of its buffers: compare values
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
-        if attributes_too:
-            restore(model, before)
+        before.restore()
 
 
 @contextlib.contextmanager
@@ -57,10 +50,15 @@ def evaluating(model: nn.Module, really: bool = True) -> Iterator[None]:
             module.training = training
 
 
-def run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], keep_attributes: bool = False) -> Any:
+def run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The model's outputs on copies of the inputs, from a fixed seed. The model is left as it was."""
-    with untouched(model, not keep_attributes):
-        return model(*copy_inputs(args), **copy_inputs(dict(kwargs)))
+    with untouched(model):
+        return call(model, args, kwargs)
+
+
+def call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The model's outputs on copies of the inputs."""
+    return model(*copy_inputs(args), **copy_inputs(dict(kwargs)))
 
 
 @contextlib.contextmanager
@@ -85,34 +83,6 @@ def _copy_leaf(leaf: Any) -> Any:
         return copy.deepcopy(leaf)
     except Exception:  # open files, locks, generators: there is only the one
         return leaf
-
-
-def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """The plain attributes of every module, by path, as they are now."""
-    return {path: dict(module.__dict__) for path, module in model.named_modules()}
-
-
-def restore(model: nn.Module, before: dict[str, dict[str, Any]]) -> None:
-    """Plain attributes as they were; what torch itself keeps on modules stays."""
-    for path, module in model.named_modules():
-        then = before.get(path, {})
-        for name in [name for name in module.__dict__ if not name.startswith("_tensor_constant")]:
-            if name not in then:
-                del module.__dict__[name]
-            elif module.__dict__[name] is not then[name] and name != "training":
-                module.__dict__[name] = then[name]
-
-
-def changed(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """Attributes that are other objects than before, by path: state that a run keeps in Python."""
-    found: dict[str, list[str]] = {}
-    for path, now in after.items():
-        then = before.get(path, {})
-        names = [name for name, value in now.items() if name not in then or then[name] is not value]
-        names = [name for name in names if name != "training"]
-        if names:
-            found[path] = names
-    return found
 
 
 def difference(ours: Any, theirs: Any, name: str = "output") -> str | None:

@@ -25,7 +25,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from fxquant.capture.batch import batch_size, double_batch
-from fxquant.capture.compare import evaluating, run
+from fxquant.capture.compare import evaluating, run, untouched
 from fxquant.capture.guards import check_sizes, pack
 from fxquant.capture.inputs import PLAIN, Slot, add_placeholders, as_call, signature_of
 from fxquant.capture.origin import locate, reason, set_origins
@@ -85,7 +85,7 @@ def _run_export(tree: nn.Module, slots: tuple[Slot, ...], values: dict[str, Any]
     if dynamic:
         named = dict(signature_of(tree).bind(*args, **kwargs).arguments)
         shapes = pytree.tree_map(_free_dims, named)
-    with warnings.catch_warnings(), _quiet(), torch.random.fork_rng(devices=[]):
+    with untouched(tree), warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
         return torch.export.export(tree, args, kwargs, dynamic_shapes=shapes, strict=False)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fxquant.capture.compare import attributes, changed, copy_inputs, evaluating, restore, run
+from fxquant.capture.compare import call, copy_inputs, evaluating, untouched
 from fxquant.capture.origin import locate, reason
 from fxquant.errors import CaptureError
 
@@ -70,17 +70,16 @@ def record_calls(tree: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     paths = {id(module): path for path, module in tree.named_modules()}
     first = {path: paths[id(module)] for path, module in tree.named_modules(remove_duplicate=False)}
     recording = Recording(first=first)
-    before = attributes(tree)
     for training in (False, True) if tree.training else (False,):
         watch = _Watch(tree, recording)
-        try:
-            with _hooked(tree, recording, watch.running), evaluating(tree, not training), watch:
-                recording.outputs[training] = run(tree, args, kwargs, keep_attributes=True)
-        except Exception as error:
-            failed, (where, path) = error, locate(error, tree)
-        for at, names in changed(before, attributes(tree)).items():
-            recording.stateful.setdefault(at, []).extend(names)
-        restore(tree, before)
+        with evaluating(tree, not training), untouched(tree) as before:
+            try:
+                with _hooked(tree, recording, watch.running), watch:
+                    recording.outputs[training] = call(tree, args, kwargs)
+            except Exception as error:
+                failed, (where, path) = error, locate(error, tree)
+            for at, names in before.changed().items():
+                recording.stateful.setdefault(at, []).extend(names)
     if not recording.outputs:
         text = f"the model itself fails on the example inputs: {reason(failed)} At {where}. Pass others."
         raise CaptureError(text, reason=reason(failed), where=where, path=path) from failed

@@ -28,6 +28,7 @@ from torch import fx, nn
 from fxquant.core import compat
 from fxquant.core.encode import decode_graph, encode_graph
 from fxquant.core.loading import adapt_state
+from fxquant.core.own import own_objects
 from fxquant.core.paths import class_name, find_module, join_path
 from fxquant.errors import FirstCallError, FxQuantError, InputError
 
@@ -282,13 +283,19 @@ def user_class(module: nn.Module) -> type[nn.Module]:
     return module._region.user_class if isinstance(module, Region) else type(module)
 
 
-def clone_tree(module: nn.Module, *, share_tensors: bool = True) -> nn.Module:
-    """A copy of the module tree. Plain attributes are shared; tensors are too unless `share_tensors` is False.
+def clone_tree(module: nn.Module, *, share_tensors: bool = True, share_objects: bool = True) -> nn.Module:
+    """A copy of the module tree. Modules that occur at several paths stay one module.
 
-    Modules that occur at several paths stay one module.
+    Plain attributes are shared; with `share_objects` False they are copied where that is safe (`core.own`), and so are
+    buffers and plain tensors. Tensors are shared otherwise, unless `share_tensors` is False.
     """
     memo: dict[int, Any] = {}
     tree = _clone(module, memo, share_tensors)
+    if not share_objects:
+        if share_tensors:
+            memo.update({id(parameter): parameter for parameter in module.parameters()})
+        own_objects(tree, memo, buffers=share_tensors)
+        return tree
     for clone in tree.modules():
         for name, value in clone.__dict__.items():
             # a method put on the instance (model.forward = ...) belongs to the original; give the clone its own
@@ -303,7 +310,8 @@ def _clone(module: nn.Module, memo: dict[int, Any], share_tensors: bool) -> nn.M
     if isinstance(module, Region):
         tree: nn.Module = copy.copy(module)
     else:
-        tree = module.__class__.__new__(module.__class__)
+        # not the class's own __new__: a GraphModule's makes another class, without a forward
+        tree = object.__new__(type(module))
         tree.__dict__.update(module.__dict__)
     memo[id(module)] = tree
     for key, value in module.__dict__.items():

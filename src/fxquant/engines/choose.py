@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import importlib.util
 import warnings
@@ -13,6 +12,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from fxquant.core.graph import regions
+from fxquant.core.own import copy_model
 from fxquant.core.verify import run_passes
 from fxquant.engines.example import example_of
 from fxquant.engines.lower import lower
@@ -96,7 +96,7 @@ def on_engines(model: nn.Module, engines: tuple[str, ...]) -> dict[str, nn.Modul
     found: dict[str, nn.Module] = {}
     for engine in engines:
         try:
-            found[engine] = apply_engine(copy.deepcopy(model), engine)
+            found[engine] = apply_engine(copy_model(model), engine)
         except FxQuantError as error:
             if engine == "onednn":
                 raise

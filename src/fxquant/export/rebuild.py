@@ -6,7 +6,6 @@ model's own, which have to be of the class that the row names and to hold tensor
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from fxquant.capture.bake import bake_parametrizations
 from fxquant.capture.functional import Spelling, read_as_weights
 from fxquant.core.graph import clone_tree, place_regions, regions
+from fxquant.core.own import copy_model
 from fxquant.core.paths import find_module, join_path, set_submodule
 from fxquant.core.tree import Tree, set_tree
 from fxquant.core.value_json import from_json
@@ -198,4 +198,4 @@ def _finish(tree: nn.Module, rows: dict[str, Row], trees: dict[str, Any]) -> nn.
     for path, region in regions(tree):
         check_references(path, region)
         region.recompile()
-    return copy.deepcopy(tree)
+    return copy_model(tree)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fxquant.core.graph import Region, regions
+from fxquant.core.snapshot import left_as_it_was
 from fxquant.core.tree import tree_of
 from fxquant.errors import CalibrationError, StageError
 from fxquant.numerics.channel_mean import ChannelMean
@@ -37,7 +38,12 @@ def calibrate(prepared: nn.Module, data: Iterable[Any], *, num_batches: int | No
         )
     count = 0
     means = [module for module in prepared.modules() if isinstance(module, ChannelMean)]
-    with torch.no_grad(), _observing(prepared) as observers, merging_over_ranks([*observers, *means]):
+    with (
+        torch.no_grad(),
+        left_as_it_was(prepared, code_only=True),  # class attributes and globals are the float model's, too
+        _observing(prepared) as observers,
+        merging_over_ranks([*observers, *means]),
+    ):
         for batch in data:
             if num_batches is not None and count >= num_batches:
                 break

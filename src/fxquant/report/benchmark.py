@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import io
 import tempfile
@@ -18,6 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fxquant.core.graph import regions
+from fxquant.core.own import copy_model
 from fxquant.engines.choose import available, on_engines
 from fxquant.engines.example import example_of
 from fxquant.engines.lower import unlower
@@ -89,7 +89,7 @@ def benchmark(
     if not found or any(region._region.stage != "converted" for _, region in found):
         raise StageError("benchmark needs a model from convert_fx or quantize.")
     args, kwargs = _inputs(model, example_inputs, example_kwargs)
-    plain = copy.deepcopy(model)
+    plain = copy_model(model)
     for _, region in regions(plain):
         unlower(region)
     models: dict[str, nn.Module] = {} if float_model is None else {"float": float_model}

@@ -1,0 +1,131 @@
+"""What can hold state in Python, and how each kind is read, compared and put back."""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KEPT = "_tensor_constant"  # begins the names of what a trace adds to its root
+
+
+class Kind:
+    """How one kind of holder is read, compared and put back."""
+
+    def __init__(
+        self,
+        take: Callable[[Any], Any],
+        same: Callable[[Any, Any], bool],
+        put: Callable[[Any, Any], None],
+        items: Callable[[Any], Any] = lambda state: (),
+    ) -> None:
+        self.take, self.same, self.put, self.items = take, same, put, items
+
+
+def _same_items(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(map(_is, a, b))
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _same_table(table: dict[Any, Any], state: dict[Any, Any]) -> bool:
+    return _same_items(table, state) and _same_items(table.values(), state.values())
+
+
+def _put_table(table: dict[Any, Any], state: dict[Any, Any]) -> None:
+    base = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
+    base.clear(table)
+    for key, value in state.items():
+        base.__setitem__(table, key, value)
+
+
+def _put_module(table: dict[str, Any], state: dict[str, Any]) -> None:
+    for name in [name for name in table if name not in state and not name.startswith(KEPT)]:
+        del table[name]
+    table.update(state)
+
+
+def _put_list(value: list[Any], state: list[Any]) -> None:
+    list.__setitem__(value, slice(None), state)
+
+
+def _put_set(value: set[Any], state: set[Any]) -> None:
+    set.clear(value)
+    set.update(value, state)
+
+
+def _put_deque(value: collections.deque[Any], state: collections.deque[Any]) -> None:
+    value.clear()
+    value.extend(state)
+
+
+def _read_cell(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # empty
+        return ()
+
+
+def _put_cell(cell: types.CellType, state: tuple[Any, ...]) -> None:
+    if state:
+        cell.cell_contents = state[0]
+    else:
+        del cell.cell_contents
+
+
+def slots_of(base: type) -> Iterator[str]:
+    names = vars(base).get("__slots__", ())
+    for name in (names,) if isinstance(names, str) else names:
+        if isinstance(vars(base).get(name), types.MemberDescriptorType):
+            yield name
+
+
+def _read_slots(value: Any) -> dict[str, Any]:
+    names = (name for base in type(value).__mro__ for name in slots_of(base))
+    return {name: object.__getattribute__(value, name) for name in names if hasattr(value, name)}
+
+
+def _put_slots(value: Any, state: dict[str, Any]) -> None:
+    for name in _read_slots(value):
+        if name not in state:
+            object.__delattr__(value, name)
+    for name, item in state.items():
+        object.__setattr__(value, name, item)
+
+
+def _put_tensor(value: Tensor, state: Tensor) -> None:
+    with torch.no_grad():
+        if value.shape != state.shape:
+            value.resize_(state.shape)
+        value.copy_(state)
+
+
+def _put_array(value: Any, state: Any) -> None:
+    if value.flags.writeable:
+        value[...] = state
+
+
+TABLE = Kind(dict, _same_table, _put_table, lambda state: (*state, *state.values()))
+MODULE = Kind(dict, _same_table, _put_module)
+LIST = Kind(list, _same_items, _put_list, lambda state: state)
+SET = Kind(set, lambda a, b: a == b, _put_set, lambda state: state)
+DEQUE = Kind(collections.deque.copy, _same_items, _put_deque, lambda state: state)
+CELL = Kind(_read_cell, lambda cell, state: _same_items(_read_cell(cell), state), _put_cell, lambda state: state)
+SLOTS = Kind(_read_slots, lambda a, b: _same_table(_read_slots(a), b), _put_slots, lambda state: state.values())
+TENSOR = Kind(lambda t: t.detach().clone(), torch.equal, _put_tensor)
+ARRAY = Kind(lambda a: a.copy(), lambda a, b: a.tobytes() == b.tobytes(), _put_array)
+CACHE = Kind(lambda f: f.cache_info().misses, lambda f, n: f.cache_info().misses == n, lambda f, _: f.cache_clear())
+RANDOM = Kind(lambda g: g.get_state(), lambda g, s: torch.equal(g.get_state(), s), lambda g, s: g.set_state(s))
+PYTHON_RANDOM = Kind(lambda r: r.getstate(), lambda r, s: r.getstate() == s, lambda r, s: r.setstate(s))
+CONTAINERS = (
+    (dict, TABLE),
+    (list, LIST),
+    (set, SET),
+    (collections.deque, DEQUE),
+)

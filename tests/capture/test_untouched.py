@@ -1,0 +1,255 @@
+"""The float model is as it was, whatever its code writes to, in every method, also when preparing fails."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxquant as fq
+from fxquant.core.snapshot import Snapshot
+from ssd import Ssd, detect
+from state import state_of
+from zoo import ZOO
+
+METHODS = ("auto", "symbolic", "export", "piecewise")
+MAPPING = fq.get_default_qconfig_mapping("x86")
+GLOBAL: dict[str, Any] = {"calls": 0}
+LAST: Any = None
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.grid, self.calls, self.seen = torch.arange(8.0), 0, [[], {}]
+
+    def scale(self, x: Tensor) -> Tensor:
+        self.grid = self.grid.to(x)
+        self.calls += 1
+        self.seen[0].append(x.shape)
+        return x * (self.grid.mean() / self.grid.mean())
+
+
+class Slotted:
+    __slots__ = ("last", "never")
+
+    def __init__(self) -> None:
+        self.last: Any = None
+
+
+class Block(nn.Module):
+    total = 0
+    recent: ClassVar[list[Any]] = []
+
+    def __init__(self, cache: Cache) -> None:
+        super().__init__()
+        self.cache, self.conv = cache, nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).total += 1
+        self.recent.append(x)
+        return self.cache.scale(F.relu(self.conv(x)))
+
+
+@functools.lru_cache(maxsize=4)
+def one(like: Any) -> Any:
+    return like.new_ones(1)
+
+
+class Writer(nn.Module):
+    """Writes to all kinds of places that it reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.cache = Cache()
+        self.one, self.two = Block(self.cache), Block(self.cache)
+        self.slotted, self.space = Slotted(), SimpleNamespace(last=None)
+        self.queue: collections.deque[Any] = collections.deque(maxlen=2)
+        self.names: set[str] = set()
+        self.plain = torch.zeros(3)
+        self.register_buffer("steps", torch.zeros(()))
+        self.hidden = [nn.BatchNorm2d(8)]
+        self.lock, self.head = threading.Lock(), nn.Linear(8, 4)
+        counter = [0]
+
+        def count(x: Tensor) -> Tensor:
+            counter[0] += 1
+            return x
+
+        self.counter, self.count = counter, count
+
+    def forward(self, x: Tensor) -> Tensor:
+        global LAST
+        LAST = x
+        GLOBAL["calls"] += 1
+        self.last = x
+        self.slotted.last, self.space.last = x, x
+        self.queue.append(x)
+        self.names.add(f"call {len(self.names)}")
+        self.steps.add_(1)
+        self.plain.add_(1)
+        y = self.two(self.one(self.stem(x)))
+        return self.head(self.count(y).mean((2, 3)) * one(y))
+
+
+def build(cls: Any = Writer) -> nn.Module:
+    torch.manual_seed(0)
+    model = cls().eval()
+    return model
+
+
+def around() -> Any:
+    return GLOBAL["calls"], LAST, Block.total, list(Block.recent)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Any:
+    global LAST
+    LAST = None
+    GLOBAL["calls"], Block.total = 0, 0
+    Block.recent.clear()
+    one.cache_clear()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_forward_writes_to_is_as_it_was(method: str) -> None:
+    model, x = build(), torch.randn(2, 3, 8, 8)
+    before, outside = state_of(model), around()
+    try:
+        prepared = fq.prepare_fx(model, MAPPING, (x,), method=method)
+    except fq.CaptureError:
+        assert method in ("export", "symbolic")
+    else:
+        fq.calibrate(prepared, [x, x])
+        quantized = fq.convert_fx(prepared)
+        assert around() == outside
+        assert quantized(x).shape == (2, 4)
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_also_when_preparing_fails(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = build(), torch.randn(2, 3, 8, 8)
+    before, outside = state_of(model), around()
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr("fxquant.assemble.place_regions", fail)
+    with pytest.raises((RuntimeError, fq.CaptureError)):
+        fq.prepare_fx(model, MAPPING, (x,), method=method)
+    assert state_of(model) == before
+    assert around() == outside
+
+
+def test_a_forward_that_raises_leaves_everything_as_it_was() -> None:
+    class Raises(Writer):
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x)
+            raise ValueError("no")
+
+    model = build(Raises)
+    before, outside = state_of(model), around()
+    for call in (lambda: fq.prepare_fx(model, MAPPING, (torch.randn(2, 3, 8, 8),)), lambda: fq.fuse_fx(model)):
+        with pytest.raises(fq.CaptureError):
+            call()
+    assert state_of(model) == before
+    assert around() == outside
+
+
+def test_the_result_has_state_of_its_own() -> None:
+    model, x = build(), torch.randn(2, 3, 8, 8)
+    prepared = fq.prepare_fx(model, MAPPING, (x,), method="piecewise")
+    before = state_of(model)
+    prepared(x)
+    assert state_of(model) == before
+    assert prepared.cache is not model.cache
+    assert prepared.cache is prepared.one.cache is prepared.two.cache  # what was shared still is
+    assert prepared.lock is model.lock
+    assert prepared.cache.calls == 2
+
+
+def test_two_calls_that_differ_through_a_list_are_not_one_graph() -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.kept = nn.Linear(4, 4), [torch.zeros(4)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept.append(self.fc(x).mean(0))
+            return sum(self.kept) + x
+
+    model, x = build(Sums), torch.randn(2, 4)
+    quantized = fq.quantize(model, [x], example_inputs=(x,))
+    assert len(model.kept) == 1
+    once = quantized(x)
+    assert not torch.allclose(quantized(x), once)
+
+
+def test_large_and_odd_attributes_stay_what_they_are(tmp_path: Any) -> None:
+    numpy = pytest.importorskip("numpy")
+    with open(tmp_path / "log", "w") as log:
+        model = build()
+        model.table, model.log, model.kind = numpy.zeros(1000), log, torch.float32
+        model.settings = {"log": [log], "lock": model.lock}
+        x = torch.randn(2, 3, 8, 8)
+        quantized = fq.quantize(model, [x], example_inputs=(x,), method="piecewise")
+    assert quantized.table is model.table
+    assert quantized.log is log
+    assert quantized.settings == model.settings and quantized.settings is not model.settings
+
+
+def test_a_snapshot_tells_what_changed() -> None:
+    model = build()
+    before = Snapshot(model)
+    with torch.no_grad():
+        model(torch.randn(2, 3, 8, 8))
+    found = before.changed()
+    assert {"last", "cache", "queue", "slotted", "space", "names"} <= {*found[""]}
+    assert found["one"] == found["two"] == ["cache"]
+    before.restore()
+    assert not before.changed()
+
+
+@pytest.mark.parametrize("method", ["auto", "piecewise"])
+def test_a_detector_with_cached_boxes_as_it_is_written(method: str) -> None:
+    torch.manual_seed(0)
+    model, x = Ssd().eval(), torch.randn(2, 3, 32, 32)
+    expected = detect(model, x)
+    before = state_of(model)
+    prepared = fq.prepare_fx(model, MAPPING, (x,), method=method)
+    fq.calibrate(prepared, [x])
+    quantized = fq.convert_fx(prepared, engine="reference")
+    assert state_of(model) == before
+    assert detect(model, x) == expected
+    boxes, labels, scores = quantized(x)
+    assert len(boxes) == len(labels) == len(scores) == 2
+    assert abs(detect(quantized, x) - expected) <= 0.2 * expected
+    assert fq.explain(quantized).int8_share == 1.0
+    assert len(quantized(torch.randn(1, 3, 32, 32))[0]) == 1 or method == "auto"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ZOO)
+def test_over_the_zoo(name: str, method: str) -> None:
+    entry = ZOO[name]
+    model, args, kwargs = entry.build(), entry.inputs(), entry.kwargs()
+    seen: list[Any] = []
+    model.register_forward_hook(lambda module, given, output: seen.append(output))
+    with torch.no_grad():
+        expected = model(*args, **kwargs)
+    before = state_of(model)
+    prepared = fq.prepare_fx(model, MAPPING, args, example_kwargs=kwargs, method=method)
+    assert len(seen) == 1
+    fq.calibrate(prepared, [args or kwargs])
+    fq.convert_fx(prepared)
+    assert state_of(model) == before
+    with torch.no_grad():
+        torch.testing.assert_close(model(*args, **kwargs), expected, rtol=0, atol=0)
