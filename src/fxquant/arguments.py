@@ -27,7 +27,7 @@ def read_target(target: Target | str | None, backend_config: object, rules: Rule
     if target is not None:
         raise ConfigError("give target or backend_config, not both.")
     backend = read_backend_config(backend_config, by_name(None))
-    backend.check(rules.mapping.qconfigs())
+    backend.check(rules.mapping)
     return backend.target
 
 

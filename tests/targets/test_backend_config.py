@@ -43,6 +43,13 @@ def test_the_default_configs_pass(name: str, form: str) -> None:
     assert sqnr_db(net()(X), converted(X)) > 20
 
 
+def test_the_default_mapping_of_torch_ao_fits() -> None:
+    ao = pytest.importorskip("torch.ao.quantization")
+    config = backends.get_native_backend_config()
+    for name in ("x86", "qnnpack"):
+        fq.prepare_fx(net(), ao.get_default_qconfig_mapping(name), (X,), backend_config=config)
+
+
 def test_fields() -> None:
     native = read_backend_config(backends.get_native_backend_config(), by_name(None)).target
     assert {"conv2d", "linear", "add", "cat"} <= native.kinds and "gelu" not in native.kinds

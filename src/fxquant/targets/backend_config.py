@@ -12,14 +12,14 @@ qconfigs, which `check` compares with them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fxquant.core.ops import OPS, Op, Role
-from fxquant.core.qconfig import QConfig
+from fxquant.core.qconfig_mapping import QConfigMapping
 from fxquant.core.spec import Spec
 from fxquant.core.target import Target
 from fxquant.errors import ConfigError
@@ -36,9 +36,13 @@ class Backend:
     target: Target
     dtypes: tuple[tuple[Any, Any], ...]
 
-    def check(self, qconfigs: Iterable[QConfig | None]) -> None:
-        """A ConfigError for a static qconfig that no entry of the backend allows."""
-        for qconfig in qconfigs:
+    def check(self, mapping: QConfigMapping) -> None:
+        """A ConfigError for a static qconfig of weighted ops that no entry of the backend allows."""
+        types = mapping.object_type_qconfigs
+        others = [qconfig for object_type, qconfig in types.items() if self._is_without_weight(object_type)]
+        for qconfig in mapping.qconfigs():
+            if any(qconfig is other for other in others):
+                continue
             if qconfig is None or qconfig.activation is None or not isinstance(qconfig.weight, Spec):
                 continue
             specs = qconfig.activation, qconfig.weight
@@ -48,6 +52,10 @@ class Backend:
                 f"backend_config {self.target.name!r} has no entry for activations of {specs[0]} with weights of "
                 f"{specs[1]}. Give a qconfig inside of its dtype_configs, or leave backend_config out."
             )
+
+    def _is_without_weight(self, object_type: object) -> bool:
+        op = OPS.of(object_type)
+        return op is not None and not (op.has_weight and op.kind in self.target.kinds)
 
 
 def read_backend_config(config: Any, base: Target) -> Backend:
