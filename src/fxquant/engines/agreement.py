@@ -30,18 +30,28 @@ def check_agreement(runtime: Callable[..., Any], graph: nn.Module, example: Mapp
     with torch.no_grad():
         try:
             expected = graph(**example)
-            nudged = graph(**pytree.tree_map_only(Tensor, _nudge, dict(example)))
+            nudged = graph(**nudge(dict(example)))
         except (RuntimeError, IndexError, ValueError) as error:  # of the inputs, which are made up
             log.info("engine=%r is not compared with the graph, which fails on made-up inputs: %s", engine, error)
             return
-        found = _worst_db(expected, runtime(**example))
-    wanted = min(_ENOUGH_DB, _worst_db(expected, nudged) - _SLACK_DB)
-    if found < wanted:
+        found = runtime(**example)
+    compare(expected, nudged, found, engine)
+
+
+def compare(expected: Any, nudged: Any, found: Any, engine: str) -> None:
+    """Raise if a runtime's result is further from the graph's than what a nudge of the inputs changes explains."""
+    agree, wanted = _worst_db(expected, found), min(_ENOUGH_DB, _worst_db(expected, nudged) - _SLACK_DB)
+    if agree < wanted:
         raise FxQuantError(
             f"engine={engine!r} computes something else than the quantized graph: their results agree to "
-            f"{found:.1f} dB on made-up inputs, where rounding leaves at least {wanted:.1f}. The runtime is wrong on "
-            "this model. Use another engine."
+            f"{agree:.1f} dB, where rounding leaves at least {wanted:.1f}. The runtime is wrong on this model. Use "
+            "another engine."
         )
+
+
+def nudge(values: Any) -> Any:
+    """Inputs changed by less than a step, wherever they are floats."""
+    return pytree.tree_map_only(Tensor, _nudge, values)
 
 
 def _nudge(x: Tensor) -> Tensor:

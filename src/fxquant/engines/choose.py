@@ -16,13 +16,14 @@ from fxquant.core.own import copy_model
 from fxquant.core.verify import run_passes
 from fxquant.engines.example import example_of
 from fxquant.engines.lower import lower
+from fxquant.engines.native.apply import check_native, has_native, run_native
 from fxquant.engines.runtime_regions import outermost, run_regions
 from fxquant.engines.support import supports
 from fxquant.engines.timing import time_interleaved
 from fxquant.errors import ConfigError, FxQuantError, StageError
 from fxquant.passes.fill_grids import fill_grids
 
-Engine = Literal["onednn", "reference", "onnxruntime", "openvino", "auto"]
+Engine = Literal["onednn", "reference", "native", "onnxruntime", "openvino", "auto"]
 _RUNTIMES = ("onnxruntime", "openvino")
 
 
@@ -32,6 +33,8 @@ def check_engine(engine: str) -> None:
         raise ConfigError(f"engine {engine!r} is unknown. Known: {', '.join(get_args(Engine))}.")
     if engine in _RUNTIMES and not _installed(engine):
         raise ConfigError(f"engine {engine!r} is not installed. Run: pip install 'fxquant[{engine}]'.")
+    if engine == "native":
+        check_native()
 
 
 def _installed(runtime: str) -> bool:
@@ -40,8 +43,9 @@ def _installed(runtime: str) -> bool:
 
 def available() -> tuple[str, ...]:
     """The engines that can run here, without "reference"."""
-    native = ("onednn",) if supports("conv2d", "relu", False) or supports("linear", "relu", False) else ()
-    return (*native, *(runtime for runtime in _RUNTIMES if _installed(runtime)))
+    onednn = ("onednn",) if supports("conv2d", "relu", False) or supports("linear", "relu", False) else ()
+    native = ("native",) if has_native() else ()
+    return (*onednn, *native, *(runtime for runtime in _RUNTIMES if _installed(runtime)))
 
 
 def apply_engine(model: nn.Module, engine: str) -> nn.Module:
@@ -50,6 +54,8 @@ def apply_engine(model: nn.Module, engine: str) -> nn.Module:
     run_passes(model, (("fill_grids", fill_grids),), "converted")
     if engine == "onednn":
         return run_passes(model, (("lower", lower),), "converted")
+    if engine == "native":
+        return run_native(model)
     if engine in _RUNTIMES:
         return _runtime(model, engine)
     if engine == "auto":

@@ -101,15 +101,15 @@ def tail_of(region: Region, node: fx.Node, ops: OpTable) -> Tail | None:
         low, high = clamp_bounds(node, module)
         return None if low is None or high is None else Tail(name=name, args=(low, high))
     if op.kind == "leaky_relu":
-        slope = _setting(node, module, 1, "negative_slope", 0.01)
+        slope = setting(node, module, 1, "negative_slope", 0.01)
         return Tail(name=name, args=(float(slope),))
     if op.kind == "gelu":
-        approximate = _setting(node, module, 1, "approximate", "none")
+        approximate = setting(node, module, 1, "approximate", "none")
         return Tail(name=name, algorithm=str(approximate))
     return Tail(name=name)
 
 
-def _setting(node: fx.Node, module: nn.Module | None, position: int, name: str, default: Any) -> Any:
+def setting(node: fx.Node, module: nn.Module | None, position: int, name: str, default: Any) -> Any:
     if module is not None:
         return getattr(module, name)
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
@@ -123,13 +123,13 @@ def clamp_bounds(node: fx.Node, module: nn.Module | None) -> tuple[float | None,
     elif "relu6" in name:
         low, high = 0.0, 6.0
     elif "hardtanh" in name:
-        low, high = _setting(node, None, 1, "min_val", -1.0), _setting(node, None, 2, "max_val", 1.0)
+        low, high = setting(node, None, 1, "min_val", -1.0), setting(node, None, 2, "max_val", 1.0)
     elif "clamp_min" in name:
-        low, high = _setting(node, None, 1, "min", None), None
+        low, high = setting(node, None, 1, "min", None), None
     elif "clamp_max" in name:
-        low, high = None, _setting(node, None, 1, "max", None)
+        low, high = None, setting(node, None, 1, "max", None)
     else:
-        low, high = _setting(node, None, 1, "min", None), _setting(node, None, 2, "max", None)
+        low, high = setting(node, None, 1, "min", None), setting(node, None, 2, "max", None)
     as_number = (float(value) if isinstance(value, (int, float)) else None for value in (low, high))
     first, second = as_number
     return first, second

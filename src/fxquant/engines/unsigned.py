@@ -16,11 +16,16 @@ _UP = 128
 
 def to_unsigned(region: Region) -> Region:
     """Move int8 tensors that only dequantize nodes read to uint8."""
-    for node in region.graph.nodes:
+    move_up(region.graph)
+    return region
+
+
+def move_up(graph: fx.Graph) -> None:
+    """The same for a graph."""
+    for node in graph.nodes:
         if is_quantize(node) and dtype_of(node) == torch.int8 and node.users and all(map(is_dequantize, node.users)):
             for each in (node, *node.users):
                 _move_up(each)
-    return region
 
 
 def _move_up(node: fx.Node) -> None:

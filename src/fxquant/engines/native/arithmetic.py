@@ -1,0 +1,110 @@
+"""The numbers of a weighted op: what turns its sums into real values, and those into its output."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import fx
+
+from fxquant.engines.match import weight_holder
+from fxquant.engines.native.activations import SMOOTH, fit
+from fxquant.engines.native.finish import Finish, header
+from fxquant.engines.native.groups import Group
+from fxquant.engines.native.reader import Reader
+from fxquant.engines.native.shapes import Unread
+from fxquant.engines.native.values import Grid, View
+
+Doubles = NDArray[np.float64]
+_LARGEST = float(2**29)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Numbers:
+    """The arithmetic of a weighted op, in doubles: weights [channels, ky, kx, inputs], scale and bias."""
+
+    weight: NDArray[np.int8]
+    scale: Doubles
+    bias: Doubles
+
+
+def numbers(reader: Reader, group: Group, x: Grid, axis: int = 0) -> Numbers:
+    """The integers of a weight with what turns their sums into real values."""
+    weight = group.node.args[1]
+    holder = weight_holder(reader.region, weight)
+    assert holder is not None and isinstance(weight, fx.Node)
+    spec = holder.spec
+    fits = spec.granularity == "per_tensor" or (spec.granularity == "per_channel" and spec.axis == axis)
+    if not fits or holder.weight.dtype != torch.int8 or holder.weight_zero_point is not None or weight.kwargs:
+        raise Unread("the kernel takes symmetric int8 weights per output channel")
+    if holder.weight.device.type != "cpu":
+        raise Unread("its weight is not on the CPU")
+    q = holder.weight.detach().numpy()
+    q = q.reshape(*q.shape, *(1,) * (4 - q.ndim)) if q.ndim != 3 else q[:, :, None, :]
+    q = np.ascontiguousarray((q if axis == 0 else q.swapaxes(0, 1)).transpose(0, 2, 3, 1))
+    bias_node = group.node.args[2] if len(group.node.args) > 2 else None
+    bias = reader.constant_of(bias_node) if bias_node is not None else None
+    start = np.zeros(len(q)) if bias is None else bias.detach().to(torch.float64).numpy()
+    scale = holder.weight_scale.detach().to(torch.float64).numpy().reshape(-1) * x.scale
+    scale = np.broadcast_to(scale, len(q)).copy()
+    if not (np.isfinite(scale).all() and np.isfinite(start).all()):
+        raise Unread("its scales or biases are not finite")
+    sums = q.astype(np.int64).sum((1, 2, 3))
+    return Numbers(weight=q, scale=scale, bias=start - scale * (x.zero - reader.machine.shift) * sums)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How sums become the output: the code, what it reads, and scale and bias of each channel."""
+
+    spec: Finish
+    header: NDArray[np.float32]
+    scale: Doubles
+    bias: Doubles
+
+
+def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid: Grid | None) -> Ending:
+    """The end of a kernel; see finish.py."""
+    act, scale, bias = group.act, made.scale, made.bias
+    if grid is None:
+        kind = "" if other is None else "f32"
+        return Ending(spec=Finish(out="f32", other=kind, act=act), header=header(), scale=scale, bias=bias)  # type: ignore[arg-type]
+    low, high = grid.low, grid.high
+    if act is not None and act.kind in ("relu", "clamp"):
+        limits = act.args if act.kind == "clamp" else (0.0, math.inf)
+        low, high = (_step(limit, grid) for limit in limits)
+        act = None
+    table = (
+        fit(act, grid.scale, grid.zero)
+        if act is not None and act.kind in SMOOTH and reader.machine.dot != "sdot"
+        else None
+    )
+    unit = grid.scale if act is None else 1.0
+    lift = grid.zero if act is None else 0.0
+    rest = 0.0 if other is None or other.grid is None else other.grid.scale / unit
+    lift -= 0.0 if other is None or other.grid is None else rest * other.grid.zero
+    sums = np.abs(made.weight.astype(np.int64)).sum((1, 2, 3)) * 255
+    largest = (sums * np.abs(scale) + np.abs(bias)).max() / grid.scale + 255 * rest * unit / grid.scale
+    magic = bool(sums.max() < 2**22 and scale.max() / grid.scale < 0.02)
+    spec = Finish(
+        out="u8",
+        other="" if other is None else "u8",
+        act=act,
+        table=table is not None,
+        low=low,
+        high=high,
+        magic=magic,
+        bounded=bool(largest > _LARGEST),
+    )
+    head = header(rest, 1.0 / grid.scale, grid.zero, table)
+    return Ending(spec=spec, header=head, scale=scale / unit, bias=bias / unit + lift)
+
+
+def _step(value: float, grid: Grid) -> int:
+    """The step of a grid that is nearest to a value."""
+    steps = value / grid.scale
+    whole = steps if math.isinf(steps) else float(np.rint(steps)) + grid.zero
+    return int(min(max(whole, grid.low), grid.high))

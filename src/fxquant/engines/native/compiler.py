@@ -1,0 +1,76 @@
+"""Kernels -> object code -> functions that can be called."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from fxquant.engines.native.intrinsics import declaration
+from fxquant.engines.native.ir import Function
+from fxquant.engines.native.machine import Machine
+
+_lock = threading.Lock()
+# more than level 1 costs seconds and gains nothing; level 0 is several times slower when it runs
+_LEVEL = 1
+
+
+def module_text(functions: Iterable[Function], machine: Machine, extra: str = "", used: Iterable[str] = ()) -> str:
+    """The IR of a module with some functions in it; `extra` is more text, which uses these intrinsics."""
+    functions = list(functions)
+    names = sorted({name for function in functions for name in function.used} | set(used))
+    bits = 8 * machine.width
+    attributes = f'"prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}"'
+    return "\n".join(
+        (
+            f'target triple = "{machine.triple}"',
+            *(declaration(name) for name in names),
+            *(function.text() for function in functions),
+            extra,
+            f"attributes #0 = {{ nounwind {attributes} }}",
+        )
+    )
+
+
+def _target(machine: Machine, reloc: str) -> Any:
+    import llvmlite.binding as llvm
+
+    if machine.triple.startswith("x86_64"):
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+    else:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple(machine.triple)
+    model = "default" if reloc == "pic" else "jitdefault"
+    return target.create_target_machine(
+        cpu=machine.cpu, features=machine.features, opt=_LEVEL, reloc=reloc, codemodel=model, jit=reloc != "pic"
+    )
+
+
+def object_code(text: str, machine: Machine, reloc: str = "default") -> bytes:
+    """Compile a module."""
+    import llvmlite.binding as llvm
+
+    with _lock:
+        target = _target(machine, reloc)
+        module = llvm.parse_assembly(text)
+        code: bytes = target.emit_object(module)
+    return code
+
+
+class Library:
+    """Object code in memory, ready to be called. It has to live as long as its functions are used."""
+
+    def __init__(self, code: bytes, machine: Machine) -> None:
+        import llvmlite.binding as llvm
+
+        with _lock:
+            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target(machine, "default"))
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        found: int = self._engine.get_function_address(name)
+        assert found, name
+        return found

@@ -1,0 +1,262 @@
+"""Depthwise convolution on bytes with the channels last.
+
+Four neighbouring pixels of the same channels, unpacked into one another, give vectors whose elements hold four taps of
+a channel: what `dot` multiplies at once. Such a quad serves all outputs of a tile that have a tap in it, with weights
+that are zero where they have none.
+
+    weights   [block][variant][4 vectors][elements][4 taps]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, affine_block, finish, load_affine
+from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.vector import Kernel, order, pack_quads
+
+Point = tuple[int, int]
+Variant = tuple[Point | None, ...]  # the tap that each of four pixels is
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Depthwise:
+    """The shape of one kernel. Strides are in bytes, those of inputs from one pixel of the input to the next."""
+
+    kernel: Point
+    stride: Point
+    channels: int  # a multiple of 16
+    rows: int
+    width: int
+    in_row: int
+    in_pixel: int
+    out_row: int
+    out_pixel: int
+    other_row: int = 0
+    other_pixel: int = 0
+    tile: Point  # outputs: rows, columns
+    finish: Finish
+
+
+def choose_tile(kernel: Point, stride: Point, rows: int, width: int, machine: Machine) -> Point:
+    """Outputs that are computed together: more of them share what is loaded, too many run out of registers."""
+    if machine.registers < 32:
+        y, x = (1, 2) if stride[1] == 1 else (2, 1)
+    elif stride[1] > 1:
+        y, x = (4, 1) if kernel[0] <= 3 else (2, 1)
+    else:
+        y, x = (3, 2) if kernel[0] <= 3 and rows > 8 else (2, 2)
+    return min(y, rows), min(x, width)
+
+
+def block_widths(channels: int, machine: Machine) -> list[int]:
+    """Bytes of the vectors that the channels are done in."""
+    found: list[int] = []
+    for width in (64, 32, 16):
+        if width <= machine.width:
+            found += [width] * ((channels - sum(found)) // width)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """Quads of pixels, for each the outputs that use it with the number of a variant, and the variants."""
+
+    quads: list[list[Point | None]]
+    uses: list[list[tuple[int, int]]]
+    variants: list[Variant]
+
+
+def _plan(spec: Depthwise) -> _Plan:
+    (ky, kx), (sy, sx), (ty, tx) = spec.kernel, spec.stride, spec.tile
+    quads = _quads((ty - 1) * sy + ky, (tx - 1) * sx + kx)
+    variants: list[Variant] = []
+    uses = []
+    for quad in quads:
+        found = []
+        for output in range(ty * tx):
+            y, x = divmod(output, tx)
+            taps = tuple(_tap(pixel, y * sy, x * sx, spec.kernel) for pixel in quad)
+            if any(tap is not None for tap in taps):
+                if taps not in variants:
+                    variants.append(taps)
+                found.append((output, variants.index(taps)))
+        uses.append(found)
+    return _Plan(quads=quads, uses=uses, variants=variants)
+
+
+def _tap(pixel: Point | None, y: int, x: int, kernel: Point) -> Point | None:
+    if pixel is None:
+        return None
+    tap = (pixel[0] - y, pixel[1] - x)
+    return tap if 0 <= tap[0] < kernel[0] and 0 <= tap[1] < kernel[1] else None
+
+
+def _quads(rows: int, columns: int) -> list[list[Point | None]]:
+    """Four columns of a row each; where one or two columns are left, those of two rows together."""
+    found: list[list[Point | None]] = []
+    full = columns // 4 * 4
+    for row in range(rows):
+        found += [[(row, first + i) for i in range(4)] for first in range(0, full, 4)]
+        left = columns - full
+        if left == 3:
+            found.append([(row, full), (row, full + 1), (row, full + 2), None])
+        elif left and row % 2 == 1:
+            found.append([(r, full + i) if i < left else None for r in (row - 1, row) for i in range(2)])
+        elif left and row == rows - 1:
+            found.append([(row, full + i) if i < left else None for i in range(2)] + [None, None])
+    return found
+
+
+def emit(name: str, spec: Depthwise, machine: Machine) -> Kernel:
+    """The kernel: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
+    k = Kernel(name, ("x", "weights", "params", "out", "other"), machine)
+    plan = _plan(spec)
+    ty, _ = spec.tile
+
+    def rows(y: str) -> None:
+        if spec.rows % ty:
+            y = k.call("llvm.smin.i64", y, str(spec.rows - ty))
+        x = k.step("%x", y, spec.stride[0] * spec.in_row)
+        out = k.step("%out", y, spec.out_row)
+        other = k.step("%other", y, spec.other_row) if spec.finish.other else ""
+        _channels(k, spec, plan, (x, out, other))
+
+    k.each("%y0", "%y1", rows, ty)
+    return k
+
+
+def _channels(k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, str]) -> None:
+    widths = block_widths(spec.channels, k.machine)
+    done = weights_at = 0
+    params_at = HEADER_BYTES
+    out_bytes, other_bytes = spec.finish.out_bytes, 4 if spec.finish.other == "f32" else 1
+    for size in dict.fromkeys(widths):
+        count = widths.count(size)
+        weight_size = len(plan.variants) * 4 * size * k.machine.weight_bytes
+        starts = (done, weights_at, params_at)
+
+        def block(
+            index: str, size: int = size, weight_size: int = weight_size, starts: tuple[int, int, int] = starts
+        ) -> None:
+            x = k.step(k.at(bases[0], starts[0]), index, size)
+            out = k.step(k.at(bases[1], starts[0] * out_bytes), index, size * out_bytes)
+            other = k.step(k.at(bases[2], starts[0] * other_bytes), index, size * other_bytes) if bases[2] else ""
+            weights = k.step(k.at("%weights", starts[1]), index, weight_size)
+            params = k.step(k.at("%params", starts[2]), index, 8 * size)
+            _columns(k, spec, plan, (x, out, other), (weights, params), size)
+
+        k.each(0, count, block)
+        done += count * size
+        weights_at += count * weight_size
+        params_at += count * 8 * size
+
+
+def _columns(
+    k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, str], fixed: tuple[str, str], size: int
+) -> None:
+    tx = spec.tile[1]
+
+    def column(x: str) -> None:
+        if spec.width % tx:
+            x = k.call("llvm.smin.i64", x, str(spec.width - tx))
+        source = k.step(bases[0], x, spec.stride[1] * spec.in_pixel)
+        out = k.step(bases[1], x, spec.out_pixel)
+        other = k.step(bases[2], x, spec.other_pixel) if bases[2] else ""
+        _tile(k, spec, plan, (source, out, other), fixed, size)
+
+    k.each(0, spec.width, column, tx)
+
+
+def _tile(
+    k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, str], fixed: tuple[str, str], size: int
+) -> None:
+    ty, tx = spec.tile
+    weights, params = fixed
+    weight_size = size * k.machine.weight_bytes
+    sums = [[spec.finish.start] * 4 for _ in range(ty * tx)]
+    load = _Loader(k, spec, bases[0], size)
+    for quad, uses in zip(plan.quads, plan.uses, strict=True):
+        if not uses:
+            continue
+        used = [any(plan.variants[variant][i] is not None for _, variant in uses) for i in range(4)]
+        vectors = load.quad([pixel if needed else None for pixel, needed in zip(quad, used, strict=True)])
+        for output, variant in uses:
+            for v in range(4):
+                weight = k.weights(k.at(weights, (variant * 4 + v) * weight_size), size)
+                sums[output][v] = k.dot(sums[output][v], vectors[v], weight, size)
+    affine = load_affine(k, params, 4, size)
+    for output in range(ty * tx):
+        y, x = divmod(output, tx)
+        out = k.at(bases[1], y * spec.out_row + x * spec.out_pixel)
+        other = k.at(bases[2], y * spec.other_row + x * spec.other_pixel) if bases[2] else ""
+        finish(k, spec.finish, sums[output], affine, Places(header="%params", out=out, other=other), size)
+
+
+class _Loader:
+    """Pixels of a tile, each loaded and unpacked once."""
+
+    def __init__(self, k: Kernel, spec: Depthwise, base: str, size: int) -> None:
+        self.k, self.spec, self.base, self.size = k, spec, base, size
+        self.pixels: dict[Point, str] = {}
+        self.pairs: dict[tuple[Point, Point], tuple[str, str]] = {}
+
+    def quad(self, pixels: list[Point | None]) -> list[tuple[str, ...]]:
+        """Four vectors of operands for `dot`, from four pixels; None is one that no weight looks at."""
+        some = next(pixel for pixel in pixels if pixel is not None)
+        a, b, c, d = ((pixels[i] or pixels[i ^ 1] or some) for i in range(4))
+        first, second = self._pair(a, b), self._pair(c, d)
+        made = [
+            self.k.unpack(first[half], second[half], high, 2, self.size) for half in (0, 1) for high in (False, True)
+        ]
+        return [self.k.operand(vector, self.size) for vector in made]
+
+    def _pair(self, a: Point, b: Point) -> tuple[str, str]:
+        if (a, b) not in self.pairs:
+            x, y = self._pixel(a), self._pixel(b)
+            low, high = (self.k.unpack(x, y, half, 1, self.size) for half in (False, True))
+            self.pairs[a, b] = (low, high)
+        return self.pairs[a, b]
+
+    def _pixel(self, at: Point) -> str:
+        if at not in self.pixels:
+            address = self.k.at(self.base, at[0] * self.spec.in_row + at[1] * self.spec.in_pixel)
+            self.pixels[at] = self.k.load(f"<{self.size} x i8>", address)
+        return self.pixels[at]
+
+
+def _blocks(spec: Depthwise, machine: Machine) -> list[tuple[int, NDArray[np.int64]]]:
+    """(vector bytes, channels in the order of the vectors) of each block."""
+    found, first = [], 0
+    for size in block_widths(spec.channels, machine):
+        # floats are stored without packing, so their channels are in order
+        natural = spec.finish.out == "f32" or spec.finish.other == "f32"
+        assert not natural, "unpacking decides the order of channels"
+        found.append((size, first + order(4, size)))
+        first += size
+    return found
+
+
+def pack_weights(weights: NDArray[np.int8], spec: Depthwise, machine: Machine) -> NDArray[np.uint8]:
+    """Integers [channels, ky, kx] as the kernel reads them."""
+    variants = _plan(spec).variants
+    found = []
+    for size, channels in _blocks(spec, machine):
+        block = np.zeros((len(variants), 4, size // 4, 4), np.int8)
+        for index, taps in enumerate(variants):
+            for place, tap in enumerate(taps):
+                if tap is not None:
+                    block[index, :, :, place] = weights[:, tap[0], tap[1]][channels].reshape(4, size // 4)
+        found.append(pack_quads(block, machine))
+    return np.concatenate(found)
+
+
+def pack_affine(
+    scale: NDArray[np.float64], bias: NDArray[np.float64], spec: Depthwise, machine: Machine
+) -> NDArray[np.uint8]:
+    """Scales and biases of all channels as the kernel reads them behind the header."""
+    blocks = _blocks(spec, machine)
+    return np.concatenate([affine_block(scale[c], bias[c], spec.finish.magic) for _, c in blocks]).view(np.uint8)

@@ -1,0 +1,202 @@
+"""The kernels of weighted ops: their shapes, chosen by the geometry, and their constants, packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxquant.engines.native import depthwise, gemm
+from fxquant.engines.native.arithmetic import Numbers, ending
+from fxquant.engines.native.gemm import Gemm, Taps, choose_tile, split_row
+from fxquant.engines.native.groups import Group, Pads
+from fxquant.engines.native.ops import pointer
+from fxquant.engines.native.reader import Reader
+from fxquant.engines.native.values import Grid, View, round_up
+
+_L1, _L2 = 20000, 131072  # bytes of weights, and of input rows, that stay near
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Geometry:
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    pads: Pads
+
+
+def is_depthwise(made: Numbers, geometry: Geometry, grid: Grid | None) -> bool:
+    outputs, ky, kx, inputs = made.weight.shape
+    small = ky * kx <= 49 and max(geometry.stride) <= 2
+    return inputs == 1 and geometry.groups == outputs > 1 and geometry.dilation == (1, 1) and grid is not None and small
+
+
+def emit_depthwise(
+    reader: Reader, group: Group, made: Numbers, views: tuple[View, View | None, View], geometry: Geometry
+) -> None:
+    x, other, out = views
+    machine = reader.machine
+    channels = round_up(out.shape[0])
+    end = ending(reader, group, made, other, out.grid)
+    ky, kx = made.weight.shape[1:3]
+    stride = (geometry.stride[0], geometry.stride[1])
+    rows, width = out.shape[1:]
+    tile = depthwise.choose_tile((ky, kx), stride, rows, width, machine)
+    spec = depthwise.Depthwise(
+        kernel=(ky, kx),
+        stride=stride,
+        channels=channels,
+        rows=rows,
+        width=width,
+        in_row=x.strides[1],
+        in_pixel=x.strides[2],
+        out_row=out.strides[1],
+        out_pixel=out.strides[2],
+        other_row=other.strides[1] if other is not None else 0,
+        other_pixel=other.strides[2] if other is not None else 0,
+        tile=tile,
+        finish=end.spec,
+    )
+    weight = _padded(made.weight[:, :, :, 0], channels)
+    scale, bias = _padded(end.scale, channels), _padded(end.bias, channels)
+    params = np.concatenate((end.header.view(np.uint8), depthwise.pack_affine(scale, bias, spec, machine)))
+    source = replace(x, offset=x.offset - geometry.pads[0] * x.strides[1] - geometry.pads[1] * x.strides[2])
+    constants = (reader.constant(depthwise.pack_weights(weight, spec, machine)), reader.constant(params))
+    reader.emit(
+        depthwise.emit,
+        spec,
+        (pointer(source), *constants, pointer(out), pointer(other) if other is not None else constants[1]),
+        [x, *((other,) if other is not None else ())],
+        out,
+        rows=rows,
+        grain=tile[0],
+        label=f"depthwise {ky}x{kx} s{stride[0]} {'x'.join(map(str, out.shape))}{_suffix(group)}",
+        macs=out.numel * ky * kx,
+    )
+
+
+def emit_conv(
+    reader: Reader, group: Group, made: Numbers, views: tuple[View, View | None, View], geometry: Geometry
+) -> None:
+    x, other, out = views
+    ky, kx, inputs = made.weight.shape[1:]
+    (_, row, pixel), (dy, dx) = x.strides, geometry.dilation
+    joined = pixel == inputs and dx == 1 and geometry.groups == 1 and kx > 1
+    if joined:
+        taps = Taps(ys=ky, xs=1, y_step=row * dy, x_step=0, length=kx * inputs)
+    else:
+        taps = Taps(ys=ky, xs=kx, y_step=row * dy, x_step=pixel * dx, length=inputs)
+    rows, width = out.shape[1:]
+    sy, sx = geometry.stride
+    strides = (row * sy, pixel * sx, *out.strides[1:], *(other.strides[1:] if other is not None else (0, 0)))
+    images = [x, out, *((other,) if other is not None else ())]
+    flat = (sy, sx) == (1, 1) and ky * kx == 1 and all(v.strides[1] == v.strides[2] * v.shape[2] for v in images)
+    if flat and rows > 1:
+        rows, width = 1, rows * width
+    source = replace(x, offset=x.offset - geometry.pads[0] * row - geometry.pads[1] * pixel)
+    emit_gemm(reader, group, made, (source, other, out), taps, (rows, width, strides), geometry)
+
+
+def _widen_groups(weight: NDArray[np.int8], groups: int, blocks: list[int]) -> tuple[NDArray[np.int8], list[int]]:
+    """(weights that each block of channels has for one run of inputs, where that run begins) of a grouped op."""
+    outputs, ky, kx, inputs = weight.shape
+    per_group = outputs // groups
+    spans = []
+    first = 0
+    for size in blocks:
+        last = min(first + size, outputs) - 1
+        spans.append((first // per_group * inputs, (last // per_group + 1) * inputs))
+        first += size
+    length = max(end - start for start, end in spans)
+    total = groups * inputs
+    starts = [min(start, total - length) for start, _ in spans]
+    wide = np.zeros((sum(blocks), ky, kx, length), np.int8)
+    first = 0
+    for size, start in zip(blocks, starts, strict=True):
+        for channel in range(first, min(first + size, outputs)):
+            at = channel // per_group * inputs - start
+            wide[channel, :, :, at : at + inputs] = weight[channel]
+        first += size
+    return wide, starts
+
+
+def emit_gemm(
+    reader: Reader,
+    group: Group,
+    made: Numbers,
+    views: tuple[View, View | None, View],
+    taps: Taps,
+    extent: tuple[int, int, tuple[int, ...]],
+    geometry: Geometry | None,
+) -> None:
+    """Emit a matrix product. `extent`: rows, width, and (row, pixel) strides of input, output and other (elements)."""
+    x, other, out = views
+    machine = reader.machine
+    end = ending(reader, group, made, other, out.grid)
+    rows, width, strides = extent
+    outputs, ky, kx, inputs = made.weight.shape
+    channels = round_up(outputs)
+    groups = geometry.groups if geometry is not None else 1
+    extra = (1.5 if other is not None else 0.0) + (8.0 if end.spec.act is not None else 0.0)
+    blocks, pixels = choose_tile(channels, width, taps, extra, machine)
+    weight, offsets = _padded(made.weight, channels), None
+    if groups > 1:
+        grain = max(1, 16 // machine.floats)
+        blocks = (grain,) * (channels // (grain * machine.floats))
+        pixels = machine.most_rows(grain)
+        weight, offsets = _widen_groups(made.weight, groups, [grain * machine.floats] * len(blocks))
+        taps = replace(taps, length=weight.shape[3])
+    last = width
+    size = end.spec.out_bytes
+    in_row, in_pixel, out_row, out_pixel, other_row, other_pixel = strides
+    if rows == 1 and width > pixels:
+        pixels, count, last = split_row(width, min(pixels, machine.most_rows(blocks[0])))
+        rows, width, last = count + bool(last), pixels, last or pixels
+        in_row, out_row, other_row = pixels * in_pixel, pixels * out_pixel, pixels * other_pixel
+    near = taps.count * taps.quads * 4 * channels * machine.weight_bytes <= _L1
+    spec = Gemm(
+        taps=taps,
+        rows=rows,
+        width=width,
+        last=last,
+        in_row=in_row,
+        in_pixel=in_pixel,
+        out_row=out_row * size,
+        out_pixel=out_pixel * size,
+        other_row=other_row * size if other is not None else 0,
+        other_pixel=other_pixel * size if other is not None else 0,
+        blocks=blocks,
+        pixels=pixels,
+        chunk=1 if near else max(1, _L2 // max(1, in_row)),
+        moved=offsets is not None,
+        finish=end.spec,
+    )
+    integers_ = weight.reshape(channels, taps.count, taps.length)
+    scale, bias = _padded(end.scale, channels), _padded(end.bias, channels)
+    params = np.concatenate((end.header.view(np.uint8), gemm.pack_affine(scale, bias, spec, machine, offsets)))
+    constants = (reader.constant(gemm.pack_weights(integers_, spec, machine)), reader.constant(params))
+    shown = "linear" if group.kind == "linear" else f"conv {ky}x{kx}"
+    reader.emit(
+        gemm.emit,
+        spec,
+        (pointer(x), *constants, pointer(out), pointer(other) if other is not None else constants[1]),
+        [x, *((other,) if other is not None else ())],
+        out,
+        rows=rows,
+        blocks=len(blocks),
+        label=f"{shown} {'x'.join(map(str, x.shape))} -> {outputs}{_suffix(group)}",
+        macs=out.numel * ky * kx * inputs,
+    )
+
+
+def _suffix(group: Group) -> str:
+    return (" + add" if group.other is not None else "") + (f" {group.act.kind}" if group.act is not None else "")
+
+
+def _padded(array: NDArray[Any], channels: int) -> NDArray[Any]:
+    """An array with zeros for the channels that are not there."""
+    made = np.zeros((channels, *array.shape[1:]), array.dtype)
+    made[: len(array)] = array
+    return made

@@ -1,0 +1,145 @@
+"""From int32 sums to the output of a kernel, one pixel at a time.
+
+    x = sum * scale[channel] + bias[channel]  (+ other * other_scale)
+    no activation, or a clamp:   q = clamp(round(x), low, high)        scale and bias are in output steps
+    a table:                     q = clamp(round(table(x)), 0, 255)
+    an activation by formula:    q = round(act(x) * out_scale + zero)
+    floats:                      act(x)
+
+Everything but the shape of the code is read through pointers: a header that all channels share, then scales and biases
+in the order of the vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxquant.engines.native.activations import TABLE_BYTES, Act, apply, apply_table
+from fxquant.engines.native.vector import MAGIC, MAGIC_BITS, Kernel, parts
+
+_OTHER, _SCALE, _ZERO, _TABLE = 0, 64, 128, 192
+HEADER_BYTES = _TABLE + TABLE_BYTES
+_LARGEST = float(2**30)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish:
+    """What is done with sums. `other` is the dtype of a tensor to add. `table` says that the activation is one.
+
+    `magic`: sums start at MAGIC's bits, so that they are floats already; they and the scales have to be small.
+    `bounded`: values may lie beyond what int32 holds and are cut first.
+    """
+
+    out: Literal["u8", "f32"] = "u8"
+    other: Literal["", "u8", "f32"] = ""
+    act: Act | None = None
+    table: bool = False
+    low: int = 0
+    high: int = 255
+    magic: bool = False
+    bounded: bool = False
+
+    @property
+    def start(self) -> str:
+        """The first value of a sum."""
+        return f"splat (i32 {MAGIC_BITS})" if self.magic else "zeroinitializer"
+
+    @property
+    def out_bytes(self) -> int:
+        return 4 if self.out == "f32" else 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Addresses of a pixel's channels, and of the header."""
+
+    header: str
+    out: str
+    other: str = ""
+
+
+def load_affine(k: Kernel, params: str, vectors: int, width: int) -> tuple[list[str], list[str]]:
+    """The scales and biases of a block of channels."""
+    type_ = f"<{width // 4} x float>"
+    both = [k.load(type_, k.at(params, width * index), width) for index in range(2 * vectors)]
+    return both[:vectors], both[vectors:]
+
+
+def finish(
+    k: Kernel, spec: Finish, sums: list[str], affine: tuple[list[str], list[str]], places: Places, width: int
+) -> None:
+    """Write the output of one pixel, from the sums of a block of channels."""
+    n = width // 4
+    type_ = f"<{n} x float>"
+    values = []
+    for total, scale, bias in zip(sums, *affine, strict=True):
+        x = k.value(f"bitcast <{n} x i32> {total} to {type_}") if spec.magic else k.to_float(total, width)
+        values.append(k.fma(x, scale, bias, width))
+    if spec.other:
+        values = _add_other(k, spec, values, places, width)
+    if spec.act is not None:
+        values = [_activate(k, spec, x, places.header, width) for x in values]
+    if spec.out == "f32":
+        for index, x in enumerate(values):
+            k.store(type_, x, k.at(places.out, width * index))
+        return
+    if spec.bounded:
+        values = [k.least(k.splat(_LARGEST), x, width) for x in values]
+    first = 0
+    for part in parts(len(values)):
+        rounded = [k.round(x, width) for x in values[first : first + part]]
+        size = part * n
+        packed = k.clamp_bytes(k.narrow(rounded, width), spec.low, spec.high, size)
+        k.store(f"<{size} x i8>", packed, k.at(places.out, n * first))
+        first += part
+
+
+def _activate(k: Kernel, spec: Finish, x: str, header: str, width: int) -> str:
+    assert spec.act is not None
+    if spec.table:
+        return apply_table(k, x, k.at(header, _TABLE), width)
+    value = apply(k, spec.act, x, width)
+    if spec.out == "f32":
+        return value
+    type_ = f"<{width // 4} x float>"
+    scale, zero = (k.load(type_, k.at(header, offset), width) for offset in (_SCALE, _ZERO))
+    return k.fma(value, scale, zero, width)
+
+
+def _add_other(k: Kernel, spec: Finish, values: list[str], places: Places, width: int) -> list[str]:
+    n = width // 4
+    type_ = f"<{n} x float>"
+    if spec.other == "f32":
+        others = [k.load(type_, k.at(places.other, width * index)) for index in range(len(values))]
+        return [k.binary("fadd", x, other, width) for x, other in zip(values, others, strict=True)]
+    scale = k.load(type_, k.at(places.header, _OTHER), width)
+    added: list[str] = []
+    first = 0
+    for part in parts(len(values)):
+        wide = k.widen(k.at(places.other, n * first), part, width)
+        added += [
+            k.fma(k.to_float(other, width), scale, x, width)
+            for x, other in zip(values[first : first + part], wide, strict=True)
+        ]
+        first += part
+    return added
+
+
+def header(
+    other_scale: float = 0.0, scale: float = 0.0, zero: float = 0.0, table: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """What all channels share, as `finish` reads it."""
+    start = np.repeat(np.array([other_scale, scale, zero], np.float32), 16)
+    return np.concatenate((start, np.zeros(TABLE_BYTES // 4, np.float32) if table is None else table))
+
+
+def affine_block(scale: NDArray[np.float64], bias: NDArray[np.float64], magic: bool) -> NDArray[np.float32]:
+    """Scales, then biases, of one block in the order of its vectors."""
+    rounded = scale.astype(np.float32)
+    if magic:
+        bias = bias - MAGIC * rounded.astype(np.float64)
+    return np.concatenate((rounded, bias.astype(np.float32)))

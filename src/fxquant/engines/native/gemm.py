@@ -1,0 +1,322 @@
+"""Convolution and linear as an implicit matrix product, on bytes with the channels last.
+
+A tile is `pixels` of one row of the output times `vectors` of output channels. Its sums run over taps, and over the
+bytes of a tap, four at a time: each is spread over a vector and multiplied with a vector of weights.
+
+    weights   [block][tap][ceil(length / 4)][vectors][elements][4]
+
+Where the input has no gap between pixels, the taps of a kernel row are one run of bytes. `length` is rounded up to
+four; the weights beyond it are zero, so it does not matter what is read there. With `moved`, blocks read from a place
+of their own in the input (groups): their offsets come with their scales.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, affine_block, finish, load_affine
+from fxquant.engines.native.ir import Carry
+from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.vector import Kernel, order, pack_quads
+
+_UNROLLED = 120  # dot products that are written out
+_OFFSET_BYTES = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taps:
+    """Runs of bytes that belong to one output: `ys` times `xs` of `length` bytes."""
+
+    ys: int
+    xs: int
+    y_step: int
+    x_step: int
+    length: int
+
+    @property
+    def count(self) -> int:
+        return self.ys * self.xs
+
+    @property
+    def quads(self) -> int:
+        return -(-self.length // 4)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gemm:
+    """The shape of one kernel. Strides are in bytes; those of inputs are from one output to the next.
+
+    `rows` of `width` outputs, the last of them of `last` instead. `blocks` are the vectors of output channels that a
+    tile has, for each block of channels.
+    """
+
+    taps: Taps
+    rows: int
+    width: int
+    last: int
+    in_row: int
+    in_pixel: int
+    out_row: int
+    out_pixel: int
+    other_row: int = 0
+    other_pixel: int = 0
+    blocks: tuple[int, ...]
+    pixels: int  # at most, of a tile
+    chunk: int  # rows that are done for all blocks before the next ones
+    moved: bool = False
+    finish: Finish
+
+    def runs(self) -> list[tuple[int, int]]:
+        """(vectors, how many blocks) for each run of equal blocks."""
+        found: list[tuple[int, int]] = []
+        for vectors in self.blocks:
+            if found and found[-1][0] == vectors:
+                found[-1] = (vectors, found[-1][1] + 1)
+            else:
+                found.append((vectors, 1))
+        return found
+
+
+def split_row(width: int, most: int) -> tuple[int, int, int]:
+    """(pixels of a tile, how many such tiles, pixels of the one that is left) for a row."""
+    if width <= most:
+        return width, 1, 0
+    best: tuple[float, int, int, int] | None = None
+    for pixels in range(most, max(1, most // 2) - 1, -1):
+        count, rest = divmod(width, pixels)
+        cost = count * max(pixels, (pixels + 2) * 0.6) + (max(rest, 3.5) + 0.8 if rest else 0)
+        cost += (count + bool(rest)) * 0.35
+        if best is None or cost < best[0] - 1e-9:
+            best = (cost, pixels, count, rest)
+    assert best is not None
+    return best[1:]
+
+
+def emit(name: str, spec: Gemm, machine: Machine) -> Kernel:
+    """The kernel: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
+    k = Kernel(name, ("x", "weights", "params", "out", "other"), machine)
+    if spec.chunk >= spec.rows:
+        _rows(k, spec, "%y0", "%y1")
+    else:
+
+        def chunk(y: str) -> None:
+            _rows(k, spec, y, k.call("llvm.smin.i64", k.add(y, spec.chunk), "%y1"))
+
+        k.each("%y0", "%y1", chunk, spec.chunk)
+    return k
+
+
+def _rows(k: Kernel, spec: Gemm, low: str, high: str) -> None:
+    """All blocks of channels in a range of rows."""
+    machine = k.machine
+    done = weights_at = channels_at = 0
+    params_at = HEADER_BYTES
+    for vectors, count in spec.runs():
+        weight_size = spec.taps.count * spec.taps.quads * vectors * machine.width * machine.weight_bytes
+        param_size = _param_bytes(spec, vectors, machine)
+        channels = vectors * machine.floats
+        starts = (done, weights_at, params_at, channels_at)
+
+        def block(
+            index: str,
+            vectors: int = vectors,
+            sizes: tuple[int, int, int] = (weight_size, param_size, channels),
+            starts: tuple[int, int, int, int] = starts,
+        ) -> None:
+            place = k.add(index, -starts[0])
+            weights = k.step(k.at("%weights", starts[1]), place, sizes[0])
+            params = k.step(k.at("%params", starts[2]), place, sizes[1])
+            x = "%x"
+            if spec.moved:
+                x = k.at(x, k.load("i64", params, 8))
+                params = k.at(params, _OFFSET_BYTES)
+            size = spec.finish.out_bytes
+            out = k.step(k.at("%out", starts[3] * size), place, sizes[2] * size)
+            size = 4 if spec.finish.other == "f32" else 1
+            other = k.step(k.at("%other", starts[3] * size), place, sizes[2] * size) if spec.finish.other else ""
+            _block_rows(k, spec, vectors, _Block(x, weights, params, out, other), (low, high))
+
+        first = k.call("llvm.smax.i64", "%n0", str(done))
+        last = k.call("llvm.smin.i64", "%n1", str(done + count))
+        k.each(first, last, block)
+        done += count
+        weights_at += count * weight_size
+        params_at += count * param_size
+        channels_at += count * channels
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Addresses of a block of channels; `x`, `out` and `other` of the pixel that is next."""
+
+    x: str
+    weights: str
+    params: str
+    out: str
+    other: str
+
+    def moved(self, k: Kernel, index: str, steps: tuple[int, int, int]) -> _Block:
+        x, out = k.step(self.x, index, steps[0]), k.step(self.out, index, steps[1])
+        other = k.step(self.other, index, steps[2]) if self.other else ""
+        return _Block(x, self.weights, self.params, out, other)
+
+
+def _block_rows(k: Kernel, spec: Gemm, vectors: int, block: _Block, bounds: tuple[str, str]) -> None:
+    steps = (spec.in_row, spec.out_row, spec.other_row)
+
+    def row(y: str, width: int) -> None:
+        _row(k, spec, vectors, block.moved(k, y, steps), width)
+
+    low, high = bounds
+    if spec.last == spec.width:
+        k.each(low, high, lambda y: row(y, spec.width))
+        return
+    full = spec.rows - 1
+    k.each(low, k.call("llvm.smin.i64", high, str(full)), lambda y: row(y, spec.width))
+    ends = k.value(f"icmp eq i64 {high}, {spec.rows}")
+    k.when(ends, lambda: row(str(full), spec.last))
+
+
+def _row(k: Kernel, spec: Gemm, vectors: int, block: _Block, width: int) -> None:
+    pixels, count, rest = split_row(width, min(spec.pixels, k.machine.most_rows(vectors)))
+    steps = tuple(pixels * step for step in (spec.in_pixel, spec.out_pixel, spec.other_pixel))
+    assert len(steps) == 3
+    k.each(0, count, lambda index: _tile(k, spec, vectors, block.moved(k, index, steps), pixels))
+    if rest:
+        _tile(k, spec, vectors, block.moved(k, str(count), steps), rest)
+
+
+def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> None:
+    machine, taps = k.machine, spec.taps
+    run_size = taps.quads * vectors * machine.width * machine.weight_bytes
+    carries = [Carry(type=f"<{machine.floats} x i32>", start=spec.finish.start)] * (pixels * vectors)
+    sums = [carry.start for carry in carries]
+
+    def again(sums: list[str]) -> list[Carry]:
+        return [replace(carry, start=total) for carry, total in zip(carries, sums, strict=True)]
+
+    def tap(sums: list[str], x: str, weights: str) -> list[str]:
+        return _run(k, spec, vectors, pixels, again(sums), x, weights)
+
+    if taps.count * taps.quads * pixels * vectors <= _UNROLLED:
+        for index in range(taps.count):
+            y, x = divmod(index, taps.xs)
+            place = k.at(block.x, y * taps.y_step + x * taps.x_step)
+            sums = tap(sums, place, k.at(block.weights, index * run_size))
+    else:
+
+        def tap_row(y: str, sums: list[str]) -> list[str]:
+            x_row = k.step(block.x, y, taps.y_step)
+            weight_row = k.step(block.weights, y, taps.xs * run_size)
+
+            def one(x: str, sums: list[str]) -> list[str]:
+                return tap(sums, k.step(x_row, x, taps.x_step), k.step(weight_row, x, run_size))
+
+            return k.loop(0, taps.xs, 1, one, again(sums))
+
+        sums = k.loop(0, taps.ys, 1, tap_row, carries)
+    affine = load_affine(k, block.params, vectors, machine.width)
+    for pixel in range(pixels):
+        places = Places(
+            header="%params",
+            out=k.at(block.out, pixel * spec.out_pixel),
+            other=k.at(block.other, pixel * spec.other_pixel) if block.other else "",
+        )
+        finish(k, spec.finish, sums[pixel * vectors : (pixel + 1) * vectors], affine, places, machine.width)
+
+
+def _run(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry], x: str, weights: str) -> list[str]:
+    """The products of one run of bytes."""
+    machine, quads = k.machine, spec.taps.quads
+    step = vectors * machine.width * machine.weight_bytes
+    unroll = quads if quads * len(carries) <= _UNROLLED else 1
+
+    def body(index: str, sums: list[str]) -> list[str]:
+        sums = list(sums)
+        x_at, weights_at = k.step(x, index, 4), k.step(weights, index, step)
+        for turn in range(unroll):
+            loaded = [
+                k.weights(k.at(weights_at, turn * step + v * machine.width * machine.weight_bytes), machine.width)
+                for v in range(vectors)
+            ]
+            for pixel in range(pixels):
+                quad = k.quad(k.at(x_at, 4 * turn + pixel * spec.in_pixel))
+                for v in range(vectors):
+                    place = pixel * vectors + v
+                    sums[place] = k.dot(sums[place], quad, loaded[v], machine.width)
+        return sums
+
+    return k.loop(0, quads, unroll, body, carries)
+
+
+def _param_bytes(spec: Gemm, vectors: int, machine: Machine) -> int:
+    return 2 * vectors * machine.width + (_OFFSET_BYTES if spec.moved else 0)
+
+
+def pack_weights(weights: NDArray[np.int8], spec: Gemm, machine: Machine) -> NDArray[np.uint8]:
+    """Integers [channels, taps, length], with as many channels as the blocks have, as the kernel reads them."""
+    quads = spec.taps.quads
+    padded = np.zeros((*weights.shape[:2], 4 * quads), np.int8)
+    padded[:, :, : weights.shape[2]] = weights
+    found, first = [], 0
+    for vectors in spec.blocks:
+        channels = first + _order(spec, vectors, machine)
+        block = padded[channels].reshape(vectors, machine.floats, spec.taps.count, quads, 4)
+        found.append(pack_quads(block.transpose(2, 3, 0, 1, 4), machine))
+        first += vectors * machine.floats
+    return np.concatenate(found)
+
+
+def pack_affine(
+    scale: NDArray[np.float64], bias: NDArray[np.float64], spec: Gemm, machine: Machine, offsets: list[int] | None
+) -> NDArray[np.uint8]:
+    """Scales and biases of all channels as the kernel reads them behind the header; `offsets` are of moved blocks."""
+    found, first = [], 0
+    for index, vectors in enumerate(spec.blocks):
+        channels = first + _order(spec, vectors, machine)
+        if offsets is not None:
+            place = np.zeros(_OFFSET_BYTES // 8, np.int64)
+            place[0] = offsets[index]
+            found.append(place.view(np.uint8))
+        found.append(affine_block(scale[channels], bias[channels], spec.finish.magic).view(np.uint8))
+        first += vectors * machine.floats
+    return np.concatenate(found)
+
+
+def _order(spec: Gemm, vectors: int, machine: Machine) -> NDArray[np.int64]:
+    return order(vectors, machine.width) if spec.finish.out == "u8" else np.arange(vectors * machine.floats)
+
+
+def choose_tile(outputs: int, width: int, taps: Taps, extra: float, machine: Machine) -> tuple[tuple[int, ...], int]:
+    """(vectors of each block, pixels of a tile) by a model of the cycles that a row takes.
+
+    `outputs` are channels, a multiple of 16. `extra` are cycles that a vector of results takes beyond packing.
+    """
+    total = outputs // machine.floats
+    grain = 16 // machine.floats if machine.floats < 16 else 1
+    steps = taps.count * taps.quads
+    packing = {1: 2.2, 2: 1.7, 3: 1.9, 4: 1.4}
+    best: tuple[float, int, int] | None = None
+    for vectors in (4, 3, 2, 1):
+        if vectors > total or vectors % grain:
+            continue
+        for most in range(1, machine.most_rows(vectors) + 1):
+            cost = 0.0
+            for v, blocks in ((vectors, total // vectors), (total % vectors, 1)):
+                if not v:
+                    continue
+                pixels, count, rest = split_row(width, min(most, machine.most_rows(v)))
+                far = steps * v * machine.width > 40000  # weights that do not stay in the first cache
+                for p, times in ((pixels, count), (rest, 1)):
+                    if p:
+                        per_step = max(p * v, 0.5 * p + v, 4.5, v * (5.2 if far else 1))
+                        cost += blocks * times * (steps * per_step + p * v * (packing[v] + extra) + 14)
+            if best is None or cost < best[0]:
+                best = (cost, vectors, most)
+    assert best is not None
+    _, vectors, most = best
+    last = (total % vectors,) if total % vectors else ()
+    return (*(vectors,) * (total // vectors), *last), most

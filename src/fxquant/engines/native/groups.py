@@ -1,0 +1,101 @@
+"""Weighted ops in a converted graph: what their kernel takes in, and their geometry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fxquant.core.ops import argument
+from fxquant.engines.match import is_dequantize, is_quantize, only_user, weight_holder
+from fxquant.engines.native.activations import Act
+from fxquant.engines.native.read_acts import act_of
+from fxquant.engines.native.reader import Reader
+from fxquant.engines.support import explicit_padding
+
+Pads = tuple[int, int, int, int]  # top, left, bottom, right
+CONVS = {"conv1d": 1, "conv2d": 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """A weighted op with what its kernel takes in."""
+
+    node: fx.Node
+    kind: str
+    nodes: tuple[fx.Node, ...]  # in order; the output is that of the last
+    other: fx.Node | None = None
+    act: Act | None = None
+    quantize: fx.Node | None = None
+
+
+def find_group(reader: Reader, node: fx.Node) -> Group | None:
+    """The group around a weighted op with integer weights; None for other nodes."""
+    op = reader.table.of_node(node, reader.region)
+    if op is None or op.kind not in ("linear", *CONVS) or node.op != "call_function" or len(node.args) < 2:
+        return None
+    if weight_holder(reader.region, node.args[1]) is None:
+        return None
+    nodes, other, act = [node], None, None
+    add = only_user(node)
+    if add is not None and add not in reader.fused:
+        other = _other(reader, node, add)
+        if other is not None:
+            nodes.append(add)
+    tail = only_user(nodes[-1])
+    if tail is not None and tail not in reader.fused and tail.args[:1] == (nodes[-1],):
+        act = act_of(reader, tail)
+        if act is not None:
+            nodes.append(tail)
+    quantize = only_user(nodes[-1])
+    if not is_quantize(quantize):
+        quantize = None
+    if other is not None and is_dequantize(other) != (quantize is not None):
+        # bytes are added to what becomes bytes, floats to what stays float: see finish.py
+        return Group(node=node, kind=op.kind, nodes=(node,))
+    return Group(
+        node=node,
+        kind=op.kind,
+        nodes=(*nodes, *((quantize,) if quantize is not None else ())),
+        other=other,
+        act=act,
+        quantize=quantize,
+    )
+
+
+def _other(reader: Reader, node: fx.Node, add: fx.Node) -> fx.Node | None:
+    """What a sum adds to an op's output, if it is a tensor of the same shape."""
+    op = reader.table.of_node(add, reader.region)
+    if op is None or op.kind != "add" or len(add.args) != 2 or add.kwargs:
+        return None
+    others = [operand for operand in add.args if operand is not node]
+    if len(others) != 1 or not isinstance(others[0], fx.Node) or others[0].op == "get_attr":
+        return None
+    return others[0] if reader.shapes.get(others[0]) == reader.shapes.get(node) else None
+
+
+def padding_of(reader: Reader, node: fx.Node) -> Pads | None:
+    """The padding of a convolution with integer weights; None for other nodes."""
+    op = reader.table.of_node(node, reader.region)
+    if op is None or op.kind not in CONVS or node.op != "call_function" or len(node.args) < 2:
+        return None
+    holder = weight_holder(reader.region, node.args[1])
+    return None if holder is None else pads_of(node, op, tuple(holder.weight.shape[2:]))
+
+
+def pads_of(node: fx.Node, op: Any, kernel: tuple[int, ...]) -> Pads:
+    padding, dilation = argument(node, op, 4, 0), as_tuple(argument(node, op, 5, 1), len(kernel))
+    if padding == "same" and explicit_padding(padding, kernel, dilation) is None:
+        totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        low = [total // 2 for total in totals]
+        high = [total - first for total, first in zip(totals, low, strict=True)]
+    else:
+        low = high = list(explicit_padding(padding, kernel, dilation) or ())
+    if len(kernel) == 1:
+        low, high = [0, *low], [0, *high]
+    return low[0], low[1], high[0], high[1]
+
+
+def as_tuple(value: Any, count: int) -> tuple[int, ...]:
+    return (value,) * count if isinstance(value, int) else tuple(value)

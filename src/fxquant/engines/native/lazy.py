@@ -1,0 +1,77 @@
+"""What a node's value is while a graph is read: see reader.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxquant.engines.native.elementwise import Expr
+from fxquant.engines.native.shapes import Unread
+from fxquant.engines.native.values import View
+
+_MOST_OPERANDS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lazy:
+    """An expression of views of one shape."""
+
+    expr: Expr
+    operands: tuple[View, ...]
+    constants: tuple[float, ...]
+    shape: tuple[int, ...]
+    level: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outside:
+    """A value of Python; `constant` if it does not depend on the inputs."""
+
+    node: fx.Node
+    level: int
+    constant: bool = False
+
+
+Value = View | Lazy | Outside
+
+
+def lazy(view: View) -> Lazy:
+    """A view as an expression."""
+    return Lazy(expr=("in", 0), operands=(view,), constants=(), shape=view.shape, level=view.level)
+
+
+def join(op: str, a: Lazy | float, b: Lazy | float, shape: tuple[int, ...]) -> Lazy:
+    """A binary op of two expressions or numbers."""
+    operands: list[View] = []
+    constants: list[float] = []
+    parts = []
+    level = 0
+    for part in (a, b):
+        if isinstance(part, Lazy):
+            parts.append(_shift(part.expr, len(operands), len(constants)))
+            operands += part.operands
+            constants += part.constants
+            level = max(level, part.level)
+        else:
+            parts.append(("const", len(constants)))
+            constants.append(float(part))
+    if len(operands) > _MOST_OPERANDS:
+        raise Unread("it has too many operands")
+    return Lazy(expr=(op, *parts), operands=tuple(operands), constants=tuple(constants), shape=shape, level=level)
+
+
+def _shift(expr: Expr, operands: int, constants: int) -> Expr:
+    if expr[0] == "in":
+        return ("in", expr[1] + operands)
+    if expr[0] == "const":
+        return ("const", expr[1] + constants)
+    return tuple(_shift(part, operands, constants) if isinstance(part, tuple) else part for part in expr)
+
+
+def shown(expr: Expr) -> str:
+    if expr[0] in ("in", "const"):
+        return ""
+    if expr[0] == "act":
+        return f"{expr[1].kind} {shown(expr[2])}".strip()
+    return " ".join(filter(None, (expr[0], *(shown(part) for part in expr[1:]))))

@@ -1,0 +1,104 @@
+"""The vector machines that kernels are written for, as data.
+
+A machine has vectors of `width` bytes and a way (`dot`) to add the four products of neighbouring bytes to an int32:
+
+    vpdpbusd  u8 x s8 at once (AVX512-VNNI, AVX-VNNI)
+    madd      u8 and s8 as 16 bits, even and odd bytes apart, two vpmaddwd: exact, where vpmaddubsw saturates (AVX2)
+    sdot      s8 x s8 (NEON): u8 activations are moved down by 128, and the bias takes that back
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+Dot = Literal["vpdpbusd", "madd", "sdot"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """`features` are what the host must have, by LLVM's names; `cpu` is what LLVM is told to write for."""
+
+    name: str
+    triple: str
+    cpu: str
+    features: str = ""
+    needs: tuple[str, ...] = ()
+    width: int
+    registers: int
+    dot: Dot
+
+    @property
+    def floats(self) -> int:
+        """Elements of 32 bits in a vector."""
+        return self.width // 4
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that a weight takes when packed."""
+        return 2 if self.dot == "madd" else 1
+
+    @property
+    def shift(self) -> int:
+        """What is taken from activations before they are multiplied."""
+        return 128 if self.dot == "sdot" else 0
+
+    def most_rows(self, vectors: int) -> int:
+        """How many pixels a tile of that many vectors of channels can have, with its sums in registers."""
+        spare = 3 if self.dot == "madd" else 1
+        kept = vectors if self.registers > 16 else 1  # few registers: weights come from memory
+        return max(1, min(16, (self.registers - spare - kept) // vectors))
+
+
+_X86 = "x86_64-unknown-linux-gnu"
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")
+
+AVX512 = Machine(
+    name="avx512-vnni", triple=_X86, cpu="cascadelake", needs=_AVX512, width=64, registers=32, dot="vpdpbusd"
+)
+AVX512_256 = Machine(
+    name="avx512-vnni-256", triple=_X86, cpu="cascadelake", needs=_AVX512, width=32, registers=32, dot="vpdpbusd"
+)
+AVX_VNNI = Machine(
+    name="avx-vnni", triple=_X86, cpu="alderlake", needs=("avxvnni",), width=32, registers=16, dot="vpdpbusd"
+)
+AVX2 = Machine(
+    name="avx2", triple=_X86, cpu="haswell", needs=("avx2", "fma", "f16c", "bmi2"), width=32, registers=16, dot="madd"
+)
+NEON = Machine(
+    name="neon-dotprod",
+    triple="aarch64-unknown-linux-gnu",
+    cpu="cortex-a76",
+    features="+dotprod",
+    needs=("dotprod",),
+    width=16,
+    registers=32,
+    dot="sdot",
+)
+MACHINES = (AVX512, AVX_VNNI, AVX512_256, AVX2, NEON)
+
+
+def runs_here(machine: Machine) -> bool:
+    """Whether this CPU has what a machine needs."""
+    return _arch() == machine.triple.partition("-")[0] and all(_features().get(name, False) for name in machine.needs)
+
+
+@functools.cache
+def host() -> Machine | None:
+    """The best machine that this CPU is; None if it is none of them."""
+    return next((machine for machine in MACHINES if runs_here(machine)), None)
+
+
+@functools.cache
+def _arch() -> str:
+    import llvmlite.binding as llvm
+
+    return str(llvm.get_process_triple()).partition("-")[0]
+
+
+@functools.cache
+def _features() -> dict[str, bool]:
+    import llvmlite.binding as llvm
+
+    return dict(llvm.get_host_cpu_features())

@@ -1,0 +1,109 @@
+"""A converted graph -> native ops and what Python runs between them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from fxquant.core import compat
+from fxquant.core.graph import Region
+from fxquant.engines.native.activations import KINDS
+from fxquant.engines.native.groups import Group, find_group
+from fxquant.engines.native.lazy import Outside, Value
+from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.read_elementwise import (
+    read_act,
+    read_binary,
+    read_dequantize,
+    read_quantize,
+    read_same,
+)
+from fxquant.engines.native.read_pool import read_avg_pool, read_max_pool, read_mean
+from fxquant.engines.native.read_views import read_cat, read_split, read_view
+from fxquant.engines.native.read_weighted import read_group
+from fxquant.engines.native.reader import Reader
+from fxquant.engines.native.shapes import Unread, find_shapes
+
+Handler = Callable[[Reader, fx.Node], Value]
+HANDLERS: dict[str, Handler] = {
+    **dict.fromkeys(("add", "sub", "mul", "div"), read_binary),
+    **dict.fromkeys(sorted(KINDS - {"gelu_tanh"}), read_act),
+    **dict.fromkeys(("identity", "dropout"), read_same),
+    **dict.fromkeys(("reshape", "permute", "squeeze", "slice", "expand"), read_view),
+    "split": read_split,
+    "cat": read_cat,
+    "max_pool": read_max_pool,
+    **dict.fromkeys(("avg_pool", "adaptive_avg_pool"), read_avg_pool),
+    "mean": read_mean,
+}
+
+
+def read(region: Region, graph: fx.Graph, inputs: Sequence[Any], machine: Machine) -> Reader:
+    """Read the whole graph, for inputs of these sizes (but for the batch)."""
+    shapes, sizes = find_shapes(region, graph, inputs)
+    reader = Reader(region=region, graph=graph, shapes=shapes, machine=machine, sizes=sizes)
+    ends: dict[fx.Node, Group] = {}
+    for node in graph.nodes:
+        group = find_group(reader, node)
+        if group is not None:
+            reader.fused.update(group.nodes)
+            ends[group.nodes[-1]] = group
+    for node in graph.nodes:
+        if node.op == "output":
+            _read_output(reader, node)
+        elif node in ends:
+            _read_group(reader, ends[node])
+        elif node not in reader.fused:
+            reader.values[node] = _read_node(reader, node)
+    return reader
+
+
+def _read_group(reader: Reader, group: Group) -> None:
+    """The kernel of a group; of its first op alone, if that is all there is; or each node by itself."""
+    alone = Group(node=group.node, kind=group.kind, nodes=(group.node,))
+    for each in (group, alone):
+        try:
+            value = reader.attempt(functools.partial(read_group, reader, each))
+        except Unread as error:
+            reason = str(error)
+        else:
+            reader.values[each.nodes[-1]] = value
+            break
+    else:
+        each = alone
+        reader.values[group.node] = reader.run_outside(group.node, reason)
+    for node in group.nodes[len(each.nodes) :]:
+        reader.values[node] = _read_node(reader, node)
+
+
+def _read_node(reader: Reader, node: fx.Node) -> Value:
+    if node.op == "placeholder":
+        return Outside(node=node, level=-1)
+    if node.op == "get_attr":
+        return Outside(node=node, level=-1, constant=True)
+    if node in reader.taken:
+        return reader.taken[node]
+    try:
+        return reader.attempt(lambda: _handler(reader, node)(reader, node))
+    except Unread as error:
+        return reader.run_outside(node, str(error))
+
+
+def _handler(reader: Reader, node: fx.Node) -> Handler:
+    if node.target in compat.QUANTIZE_OPS:
+        return read_quantize
+    if node.target in compat.DEQUANTIZE_OPS:
+        return read_dequantize
+    op = reader.table.of_node(node, reader.region)
+    if op is None or op.kind not in HANDLERS:
+        raise Unread("it has no native kernel")
+    return HANDLERS[op.kind]
+
+
+def _read_output(reader: Reader, node: fx.Node) -> None:
+    for operand in node.all_input_nodes:
+        if not isinstance(reader.values[operand], Outside):
+            reader.hand_over(operand)

@@ -1,0 +1,46 @@
+"""Settings of nodes: activations, and the grids of quantize nodes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import fx
+
+from fxquant.engines.match import dtype_of, grid_of
+from fxquant.engines.native.activations import KINDS, Act
+from fxquant.engines.native.reader import Reader
+from fxquant.engines.native.shapes import Unread
+from fxquant.engines.native.values import Grid
+from fxquant.engines.support import clamp_bounds, setting
+
+
+def act_of(reader: Reader, node: fx.Node) -> Act | None:
+    """The activation that a node is; None if it is none that kernels have."""
+    op = reader.table.of_node(node, reader.region)
+    if op is None or op.kind not in KINDS:
+        return None
+    module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if op.kind == "clamp":
+        if len(node.all_input_nodes) > 1:
+            return None
+        low, high = clamp_bounds(node, module)
+        return Act(kind="clamp", args=(-math.inf if low is None else low, math.inf if high is None else high))
+    if op.kind == "leaky_relu":
+        return Act(kind="leaky_relu", args=(float(setting(node, module, 1, "negative_slope", 0.01)),))
+    if op.kind == "elu":
+        plain = float(setting(node, None, 2, "scale", 1.0)) == float(setting(node, None, 3, "input_scale", 1.0)) == 1.0
+        return Act(kind="elu", args=(float(setting(node, module, 1, "alpha", 1.0)),)) if plain else None
+    if op.kind == "gelu" and setting(node, module, 1, "approximate", "none") == "tanh":
+        return Act(kind="gelu_tanh")
+    return Act(kind=op.kind)
+
+
+def grid_of_quantize(reader: Reader, node: fx.Node) -> Grid:
+    """The grid of a quantize or dequantize node."""
+    scale, zero = grid_of(node)
+    low, high = node.args[3:5]
+    assert isinstance(low, int) and isinstance(high, int)
+    if dtype_of(node) != torch.uint8:
+        raise Unread("kernels take uint8 tensors")
+    return Grid(scale=scale, zero=zero, low=low, high=high)

@@ -1,0 +1,141 @@
+"""Quantize, dequantize, arithmetic and activations: expressions that one kernel computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from fxquant.core.ops import argument
+from fxquant.engines.match import is_dequantize, is_quantize
+from fxquant.engines.native.lazy import Lazy, Outside, Value, join, lazy
+from fxquant.engines.native.ops import pointer
+from fxquant.engines.native.pixels import Planes, quantize_planes
+from fxquant.engines.native.read_acts import act_of, grid_of_quantize
+from fxquant.engines.native.reader import Reader, is_tight
+from fxquant.engines.native.shapes import Shape, Unread
+from fxquant.engines.native.values import Grid, View, image
+
+_FEW = 4  # channels of a picture
+
+
+def read_quantize(reader: Reader, node: fx.Node) -> Value:
+    """On the grid already, or a kernel that rounds the expression."""
+    if not is_quantize(node):
+        raise Unread("it quantizes in a way that kernels do not")
+    grid = grid_of_quantize(reader, node)
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    value = reader.values[source]
+    if isinstance(value, Outside):
+        view = reader.take_in(value)
+        return _quantize_picture(reader, node, view, grid) or reader.compute(lazy(view), node, grid)
+    if isinstance(value, View):
+        if value.grid == grid:
+            return value
+        value = lazy(value)
+    return reader.compute(value, node, grid)
+
+
+def _quantize_picture(reader: Reader, node: fx.Node, view: View, grid: Grid) -> View | None:
+    """A picture of few channels, without a gap between its pixels if only convolutions read it."""
+    if len(view.shape) != 3 or view.shape[0] > _FEW or view.buffer.space != "slot":
+        return None
+    if not is_tight(reader, node):
+        return None
+    channels, height, width = view.shape
+    out = image("u8", view.shape, reader.border(node) or (0, 0), grid, view.level + 1, tight=True)
+    spec = Planes(channels=channels, rows=height, width=width, out_row=out.strides[1], low=grid.low, high=grid.high)
+    params = np.repeat(np.array([1.0 / grid.scale, grid.zero], np.float32), 16)
+    reader.emit(
+        quantize_planes,
+        spec,
+        (pointer(view), reader.constant(params), pointer(out)),
+        [view],
+        out,
+        rows=height,
+        label=f"quantize {channels}x{height}x{width}",
+    )
+    return out
+
+
+def read_dequantize(reader: Reader, node: fx.Node) -> Value:
+    """The integers themselves, on their grid."""
+    if not is_dequantize(node):
+        raise Unread("it dequantizes in a way that kernels do not")
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    value = reader.values[source]
+    if isinstance(value, View):
+        return value
+    shape = reader.shapes.get(source)
+    if not isinstance(value, Outside) or not isinstance(shape, Shape) or not shape.batched or value.constant:
+        raise Unread("its integers are not a tensor of the program")
+    if shape.dtype != torch.uint8:
+        raise Unread("kernels take uint8 tensors")
+    return reader.slot_view(value, shape, grid_of_quantize(reader, node))
+
+
+def _operand(reader: Reader, argument_: Any) -> Lazy | float:
+    if isinstance(argument_, (int, float)) and not isinstance(argument_, bool):
+        return float(argument_)
+    if not isinstance(argument_, fx.Node):
+        raise Unread("an operand is not a tensor")
+    value = reader.values[argument_]
+    if isinstance(value, Outside):
+        if reader.shapes.get(argument_) is None:
+            raise Unread("an operand is not a tensor")
+        value = reader.take_in(value)
+    return value if isinstance(value, Lazy) else lazy(value)
+
+
+def read_binary(reader: Reader, node: fx.Node) -> Value:
+    """add, sub, mul and div, broadcast as torch does."""
+    op = reader.table.of_node(node, reader.region)
+    assert op is not None
+    if set(node.kwargs) - {"other"} or len(node.args) + len(node.kwargs) != 2:
+        raise Unread("it has settings that the kernel lacks")
+    first, second = argument(node, op, 0), argument(node, op, 1)
+    name = str(getattr(node.target, "__name__", node.target))
+    if name.startswith(("rsub", "__r")):
+        first, second = second, first
+    shape = reader.shape(node)
+    found = reader.shapes[node]
+    if found.dtype != torch.float32:
+        raise Unread("its output is not float32")
+    made = join(op.kind, _operand(reader, first), _operand(reader, second), shape)
+    return settle(reader, made, node)
+
+
+def read_act(reader: Reader, node: fx.Node) -> Value:
+    """A unary function."""
+    act = act_of(reader, node)
+    if act is None:
+        raise Unread("it has settings that the kernel lacks")
+    source = node.args[0] if node.args else next(iter(node.kwargs.values()))
+    operand = _operand(reader, source)
+    if not isinstance(operand, Lazy) or reader.shapes[node].dtype != torch.float32:
+        raise Unread("its output is not float32")
+    return settle(reader, replace(operand, expr=("act", act, operand.expr)), node)
+
+
+def settle(reader: Reader, made: Lazy, node: fx.Node) -> Value:
+    """Compute what several nodes read, once; the rest is left to its reader."""
+    return made if len(node.users) == 1 else reader.compute(made, node)
+
+
+def read_same(reader: Reader, node: fx.Node) -> Value:
+    """identity, dropout in eval mode: the operand as it is."""
+    op = reader.table.of_node(node, reader.region)
+    if op is not None and op.kind == "dropout":
+        module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
+        training = module.training if module is not None else argument(node, op, 2, True)
+        if training is not False:
+            raise Unread("dropout in train mode")
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or isinstance(reader.values[source], Outside):
+        raise Unread("its operand is not a tensor of the program")
+    return reader.values[source]

@@ -1,0 +1,88 @@
+"""Convolutions and linears with integer weights."""
+
+from __future__ import annotations
+
+import math
+
+from fxquant.core.ops import argument
+from fxquant.engines.match import weight_holder
+from fxquant.engines.native.arithmetic import numbers
+from fxquant.engines.native.emit_weighted import Geometry, emit_conv, emit_depthwise, emit_gemm, is_depthwise
+from fxquant.engines.native.gemm import Taps
+from fxquant.engines.native.groups import CONVS, Group, as_tuple, pads_of
+from fxquant.engines.native.layouts import as_image, as_rows, tall, with_height
+from fxquant.engines.native.read_acts import grid_of_quantize
+from fxquant.engines.native.reader import Reader, drop_height
+from fxquant.engines.native.shapes import Unread
+from fxquant.engines.native.values import Grid, View, collapse, dense, image
+
+
+def read_group(reader: Reader, group: Group) -> View:
+    """Emit the kernel of a group."""
+    x = reader.bytes(group.node.args[0])
+    grid = grid_of_quantize(reader, group.quantize) if group.quantize is not None else None
+    other = None
+    if group.other is not None:
+        other = reader.view(group.other)
+        if (other.grid is None) != (grid is None):
+            other = reader.floats(group.other) if grid is None else other
+            if (other.grid is None) != (grid is None):
+                raise Unread("what is added is not on a grid")
+    if group.kind == "linear":
+        return _linear(reader, group, x, other, grid)
+    return _conv(reader, group, x, other, grid)
+
+
+def _linear(reader: Reader, group: Group, x: View, other: View | None, grid: Grid | None) -> View:
+    assert x.grid is not None
+    made = numbers(reader, group, x.grid)
+    x = as_rows(reader, x)
+    end = group.nodes[-1]
+    shape = reader.shape(end)
+    out = dense("f32" if grid is None else "u8", shape, tuple(range(len(shape))), grid, x.level)
+    if other is not None:
+        other = as_rows(reader, other)
+    rows, width, steps = _rows(x, out, other)
+    taps = Taps(ys=1, xs=1, y_step=0, x_step=0, length=x.shape[-1])
+    emit_gemm(reader, group, made, (x, other, out), taps, (rows, width, steps), None)
+    return out
+
+
+def _rows(x: View, out: View, other: View | None) -> tuple[int, int, tuple[int, ...]]:
+    """(rows, width, row and pixel strides of input, output and what is added) of views whose last axis is channels."""
+    views = [x, out, *((other,) if other is not None else ())]
+    total = math.prod(x.shape[:-1])
+    pixels = []
+    for view in views:
+        leading = view.shape[:-1]
+        dims, strides = collapse(leading, [view.strides[:-1]], tuple(range(len(leading))))
+        assert len(dims) <= 1
+        pixels.append(strides[0][0] if dims else 0)
+    pixels += [0] * (3 - len(pixels))
+    return 1, total, (0, pixels[0], 0, pixels[1], 0, pixels[2])
+
+
+def _conv(reader: Reader, group: Group, x: View, other: View | None, grid: Grid | None) -> View:
+    op = reader.table.of_node(group.node, reader.region)
+    assert op is not None and x.grid is not None
+    made = numbers(reader, group, x.grid)
+    count = CONVS[group.kind]
+    stride = (1, 1, *as_tuple(argument(group.node, op, 3, 1), count))[-2:]
+    dilation = (1, 1, *as_tuple(argument(group.node, op, 5, 1), count))[-2:]
+    groups = argument(group.node, op, 6, 1)
+    holder = weight_holder(reader.region, group.node.args[1])
+    assert holder is not None
+    pads = pads_of(group.node, op, tuple(holder.weight.shape[2:]))
+    end = group.nodes[-1]
+    shape = reader.shape(end)
+    x = as_image(reader, with_height(x), pads)
+    pad = reader.border(end) if grid is not None else None
+    full = image("f32" if grid is None else "u8", tall(shape), pad or (0, 0), grid, x.level + x.level % 2)
+    if other is not None:
+        other = as_image(reader, with_height(other), (0, 0, 0, 0))
+    geometry = Geometry(stride=stride, dilation=dilation, groups=groups, pads=pads)
+    if is_depthwise(made, geometry, grid):
+        emit_depthwise(reader, group, made, (x, other, full), geometry)
+    else:
+        emit_conv(reader, group, made, (x, other, full), geometry)
+    return full if len(shape) == 3 else drop_height(full)

@@ -1,0 +1,407 @@
+"""Read a converted (QDQ) graph into native ops, with what has no kernel between them.
+
+A node's value is one of
+    View      a tensor of the program; a dequantize is the tensor it reads, on its grid
+    Lazy      an expression of such, not computed yet: the kernel that takes it in computes it
+    Outside   a value of Python: an input, a parameter, or what a node without a kernel returns
+
+Native ops are on even levels, the others on odd ones, each on the first one that its operands allow. A level of native
+ops is one call of machine code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from fxquant.core.graph import Region
+from fxquant.core.nodes import reads_size
+from fxquant.core.ops import OPS, OpTable
+from fxquant.core.paths import get_attr
+from fxquant.engines.native import elementwise
+from fxquant.engines.native.elementwise import Access, Elementwise
+from fxquant.engines.native.lazy import Lazy, Outside, Value, lazy, shown
+from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.ops import Constants, Op, Pointer, levels, pointer
+from fxquant.engines.native.pixels import Border, fill_border
+from fxquant.engines.native.shapes import Shape, Unread
+from fxquant.engines.native.values import (
+    Buffer,
+    DType,
+    Grid,
+    View,
+    axes_by_stride,
+    broadcast,
+    collapse,
+    dense,
+    image,
+)
+
+_FEW = 4  # channels of a picture
+
+
+@dataclass(kw_only=True, slots=True)
+class Export:
+    """A native tensor that Python gets: written to a slot, in the order of `dims`."""
+
+    view: View
+    slot: int
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Import:
+    """A tensor that Python hands over, dense; pictures of many channels with the channels last."""
+
+    node: fx.Node
+    buffer: Buffer
+    channels_last: bool
+
+
+@dataclass(kw_only=True)
+class Reader:
+    """The state of reading one graph."""
+
+    region: Region
+    graph: fx.Graph
+    shapes: Mapping[fx.Node, Any]
+    machine: Machine
+    table: OpTable = OPS
+    values: dict[fx.Node, Value] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+    constants: Constants = field(default_factory=Constants)
+    imports: dict[int, Import] = field(default_factory=dict)  # by slot
+    exports: dict[fx.Node, Export] = field(default_factory=dict)
+    reasons: dict[fx.Node, str] = field(default_factory=dict)  # of nodes that Python runs
+    sizes: Mapping[fx.Node, Any] = field(default_factory=dict)  # values that are no tensors, for a batch of 2
+    fused: set[fx.Node] = field(default_factory=set)  # nodes that the kernel of a weighted op takes in
+    taken: dict[fx.Node, View] = field(default_factory=dict)  # quantize nodes that another kernel takes in
+    splits: dict[fx.Node, list[View]] = field(default_factory=dict)
+    _slots: int = 0
+
+    def attempt(self, make: Callable[[], View | Lazy | Outside]) -> Value:
+        """What `make` returns; if it raises Unread, all that it did is undone."""
+        count, values = len(self.ops), dict(self.values)
+        try:
+            return make()
+        except Unread:
+            del self.ops[count:]
+            self.values = values
+            raise
+
+    # shapes and operands
+
+    def shape(self, node: fx.Node) -> tuple[int, ...]:
+        """The shape of one sample."""
+        found = self.shapes.get(node)
+        if not isinstance(found, Shape) or not found.batched:
+            raise Unread("its output has no batch in front")
+        return found.dims
+
+    def view(self, node: object) -> View:
+        """The operand as a tensor of the program."""
+        if not isinstance(node, fx.Node):
+            raise Unread("an operand is not a tensor")
+        value = self.values[node]
+        if isinstance(value, Lazy):
+            value = self.values[node] = self.compute(value, node)
+        elif isinstance(value, Outside):
+            value = self.take_in(value)
+        return value
+
+    def bytes(self, node: object) -> View:
+        """The operand as a tensor on a grid."""
+        if isinstance(node, fx.Node) and not isinstance(self.values[node], View):
+            raise Unread("its input is not int8")
+        view = self.view(node)
+        if view.grid is None:
+            raise Unread("its input is not int8")
+        return view
+
+    def floats(self, node: object) -> View:
+        """The operand as a tensor of floats."""
+        view = self.view(node)
+        if view.grid is None:
+            return view
+        return self.compute(lazy(view), None)
+
+    def take_in(self, value: Outside) -> View:
+        """A tensor of Python's in the program: a constant, or a slot that is filled at every call."""
+        shape = self.shapes.get(value.node)
+        if not isinstance(shape, Shape) or shape.dtype != torch.float32:
+            raise Unread("an operand is not a float32 tensor")
+        if value.constant:
+            return self._constant(value.node)
+        if not shape.batched:
+            raise Unread("an operand has no batch in front")
+        return self.slot_view(value, shape, None)
+
+    def slot_view(self, value: Outside, shape: Shape, grid: Grid | None) -> View:
+        """A view of a tensor that Python hands over."""
+        known = next((found for found in self.imports.values() if found.node is value.node), None)
+        if known is None:
+            dtype: DType = "u8" if grid is not None else "f32"
+            slot = self.new_slot()
+            buffer = Buffer(dtype=dtype, size=math.prod(shape.dims), space="slot", slot=slot)
+            channels_last = len(shape.dims) == 3 and shape.dims[0] > _FEW
+            known = self.imports[slot] = Import(node=value.node, buffer=buffer, channels_last=channels_last)
+        strides = torch.empty(shape.dims, device="meta").stride()
+        if known.channels_last:
+            channels, _, width = shape.dims
+            strides = (1, width * channels, channels)
+        return View(buffer=known.buffer, shape=shape.dims, strides=strides, grid=grid, level=value.level)
+
+    def new_slot(self) -> int:
+        self._slots += 1
+        return self._slots - 1
+
+    def _constant(self, node: fx.Node) -> View:
+        tensor = self.constant_of(node)
+        if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+            raise Unread("a parameter is not float32 on the CPU")
+        offset = self.constants.put(tensor.detach().contiguous().numpy())
+        buffer = Buffer(dtype="f32", size=tensor.numel(), space="constant", offset=offset)
+        return View(buffer=buffer, shape=tuple(tensor.shape), strides=tensor.contiguous().stride())
+
+    def constant_of(self, node: object) -> Any:
+        """The value of an argument that does not depend on the inputs."""
+        if not isinstance(node, fx.Node):
+            return node
+        if node.op == "get_attr":
+            return get_attr(self.region, str(node.target))
+        if node.op != "call_function" or not node.all_input_nodes or not callable(node.target):
+            raise Unread("an operand is computed at run time")
+        with torch.no_grad():
+            args = fx.node.map_arg(node.args, self.constant_of)
+            return node.target(*args, **fx.node.map_arg(node.kwargs, self.constant_of))
+
+    # results
+
+    def compute(
+        self,
+        value: Lazy,
+        node: fx.Node | None,
+        grid: Grid | None = None,
+        out: View | None = None,
+        border: bool = True,
+    ) -> View:
+        """Emit the kernel of an expression: to floats, or to a grid; `node` is whose output it is."""
+        if out is None:
+            like = next((view for view in value.operands if view.shape == value.shape), None)
+            out = self.output(node, value.shape, grid, like, value.level)
+        views = [*value.operands, out]
+        spread = [broadcast(view, value.shape) for view in value.operands]
+        if any(view is None for view in spread):
+            raise Unread("its operands do not broadcast")
+        operands = [view for view in spread if view is not None]
+        scaled = [tuple(step * view.buffer.element for step in view.strides) for view in (*operands, out)]
+        order = axes_by_stride(out)
+        dims, strides = collapse(value.shape, scaled, order)
+        dims = (1,) * (2 - len(dims)) + dims
+        strides = [(0,) * (len(dims) - len(each) - (not each)) + (each or (out.buffer.element,)) for each in strides]
+        same = len(operands) == 1 and value.expr == ("in", 0) and operands[0].grid == out.grid
+        spec = Elementwise(
+            dims=dims,
+            operands=tuple(
+                Access(dtype=view.dtype, strides=steps) for view, steps in zip(operands, strides[:-1], strict=True)
+            ),
+            out=Access(dtype=out.dtype, strides=strides[-1]),
+            expr=value.expr,
+            low=grid.low if grid is not None else 0,
+            high=grid.high if grid is not None else 255,
+            copies=same,
+        )
+        grids = [None if view.grid is None else (view.grid.scale, view.grid.zero) for view in operands]
+        params = elementwise.params(
+            grids, None if out.grid is None else (out.grid.scale, out.grid.zero), list(value.constants)
+        )
+        self.emit(
+            elementwise.emit,
+            spec,
+            (*map(pointer, operands), self.constant(params), pointer(out)),
+            views[:-1],
+            out,
+            rows=dims[0],
+            label=f"elementwise {shown(value.expr)} {'x'.join(map(str, value.shape))}",
+            border=border,
+        )
+        return out
+
+    def output(
+        self, node: fx.Node | None, shape: tuple[int, ...], grid: Grid | None, like: View | None, level: int
+    ) -> View:
+        """A new tensor for the output of a node: an image if its readers want one, else in the order of another."""
+        dtype: DType = "f32" if grid is None else "u8"
+        level += level % 2
+        pad = self.border(node) if node is not None and grid is not None else None
+        if len(shape) == 3 and (pad is not None or (like is not None and is_image(like))):
+            return image(dtype, shape, pad or (0, 0), grid, level)
+        if len(shape) == 2 and pad is not None:
+            channels, width = shape
+            made = image(dtype, (channels, 1, width), pad, grid, level)
+            return drop_height(made)
+        order = axes_by_stride(like) if like is not None else tuple(range(len(shape)))
+        return dense(dtype, shape, order, grid, level)
+
+    def border(self, node: fx.Node) -> tuple[int, int] | None:
+        """The border that convolutions want around a tensor; None if none reads it."""
+        from fxquant.engines.native.groups import padding_of
+
+        wanted: tuple[int, int] | None = None
+        for user in readers(node):
+            pad = padding_of(self, user)
+            if pad is not None:
+                y, x = wanted or (0, 0)
+                wanted = (max(y, pad[0], pad[2]), max(x, pad[1], pad[3]))
+        return wanted
+
+    def constant(self, array: Any) -> Pointer:
+        return Pointer(offset=self.constants.put(array))
+
+    def emit(
+        self,
+        emit: Any,
+        spec: Any,
+        pointers: tuple[Pointer, ...],
+        reads: list[View],
+        out: View,
+        *,
+        rows: int = 1,
+        grain: int = 1,
+        blocks: int = 1,
+        label: str = "",
+        macs: int = 0,
+        border: bool = True,
+    ) -> None:
+        """Add an op, and another that writes the border of its output."""
+        level = max(levels(reads), out.level)
+        buffers = tuple(view.buffer for view in reads)
+        for buffer in (*buffers, out.buffer):
+            buffer.levels.add(level)
+        self.ops.append(
+            Op(
+                emit=emit,
+                spec=spec,
+                pointers=pointers,
+                reads=buffers,
+                writes=out.buffer,
+                level=level,
+                rows=rows,
+                grain=grain,
+                blocks=blocks,
+                label=label,
+                macs=macs,
+            )
+        )
+        if border and out.buffer.pad != (0, 0):
+            self._fill_border(out, level)
+
+    def _fill_border(self, out: View, level: int) -> None:
+        assert out.grid is not None
+        buffer = out.buffer
+        channels, height, width = buffer.image
+        pixel = buffer.size // ((height + 2 * buffer.pad[0]) * (width + 2 * buffer.pad[1]))
+        row = (width + 2 * buffer.pad[1]) * pixel
+        edge = buffer.pad[0] * row + buffer.pad[1] * pixel
+        spec = Border(top=edge, rows=height, inner=width * pixel, gap=2 * buffer.pad[1] * pixel, bottom=edge)
+        byte = self.constant(np.full(64, out.grid.zero, np.uint8))
+        pointers = (byte, Pointer(buffer=buffer))
+        self.ops.append(
+            Op(
+                emit=fill_border,
+                spec=spec,
+                pointers=pointers,
+                reads=(buffer,),
+                writes=buffer,
+                level=level,
+                label=f"border {channels}x{height}x{width}",
+            )
+        )
+
+    # what Python sees
+
+    def run_outside(self, node: fx.Node, reason: str) -> Outside:
+        """Leave a node to Python; its native operands are handed over."""
+        self.reasons[node] = reason
+        if reads_size(node):
+            return Outside(node=node, level=-1)
+        level, constant = -1, True
+        for operand in node.all_input_nodes:
+            value = self.values[operand]
+            if not isinstance(value, Outside):
+                constant = False
+                level = max(level, self.hand_over(operand).view.level + 1)
+            else:
+                constant &= value.constant
+                level = max(level, value.level)
+        return Outside(node=node, level=level + (level + 1) % 2, constant=constant and bool(node.all_input_nodes))
+
+    def hand_over(self, node: fx.Node) -> Export:
+        """Make the native tensor of a node one of torch's."""
+        if node in self.exports:
+            return self.exports[node]
+        view = self.view(node)
+        shape = self.shapes[node]
+        assert isinstance(shape, Shape)
+        integers = shape.dtype == torch.uint8
+        order = axes_by_stride(view)
+        size = math.prod(view.shape)
+        slot = self.new_slot()
+        buffer = Buffer(dtype="u8" if integers else "f32", size=size, space="slot", slot=slot)
+        sizes = tuple(view.shape[axis] for axis in order)
+        dense_strides = torch.empty(sizes, device="meta").stride()
+        strides = [0] * len(order)
+        for axis, step in zip(order, dense_strides, strict=True):
+            strides[axis] = step
+        out = View(
+            buffer=buffer,
+            shape=view.shape,
+            strides=tuple(strides),
+            grid=view.grid if integers else None,
+            level=levels([view]),
+        )
+        self.compute(lazy(view), None, out.grid, out)
+        self.exports[node] = Export(view=out, slot=slot, dims=order)
+        return self.exports[node]
+
+
+def readers(node: fx.Node) -> list[fx.Node]:
+    """The nodes that read a tensor, also behind a dequantize."""
+    from fxquant.core import compat
+
+    found: list[fx.Node] = []
+    for user in node.users:
+        found += readers(user) if user.target in (compat.QUANTIZE, *compat.DEQUANTIZE_OPS) else [user]
+    return found
+
+
+def is_tight(reader: Reader, node: fx.Node) -> bool:
+    """Whether only convolutions of all channels read a tensor: they need no gap between pixels."""
+    from fxquant.engines.native.groups import padding_of
+
+    found = readers(node)
+    return bool(found) and all(padding_of(reader, user) is not None and user.args[6:7] in ((), (1,)) for user in found)
+
+
+def is_image(view: View) -> bool:
+    """Whether the channels (the first axis of a sample) are the innermost in memory."""
+    return len(view.shape) == 3 and view.strides[0] == 1 and view.shape[0] > 1
+
+
+def drop_height(view: View) -> View:
+    """One row of an image as (channels, width)."""
+    (channels, _, width), (c, _, w) = view.shape, view.strides
+    return View(
+        buffer=view.buffer,
+        shape=(channels, width),
+        strides=(c, w),
+        offset=view.offset,
+        grid=view.grid,
+        level=view.level,
+    )

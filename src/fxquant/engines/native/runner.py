@@ -1,0 +1,208 @@
+"""Runs a region in machine code; calls that it does not take run on oneDNN, by the lowered graph.
+
+Code is made at the first call with inputs of a size, and belongs to this process. A region whose tensors or modes
+change gets new code, with hooks or under a mode of torch the lowered graph runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxquant.core import compat
+from fxquant.core.encode import decode_graph
+from fxquant.core.graph import Region
+from fxquant.engines.agreement import compare, nudge
+from fxquant.engines.native.compiler import Library
+from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.program import Program
+from fxquant.engines.native.read import read
+from fxquant.engines.native.shapes import Unread
+from fxquant.engines.unsigned import move_up
+from fxquant.engines.watch import Watch, called_modules, watch
+from fxquant.errors import FxQuantError
+
+log = logging.getLogger("fxquant")
+
+Key = tuple[Any, ...]
+MOST_PROGRAMS = 8
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def plain_graph(region: Region) -> fx.Graph:
+    """The QDQ graph that a region was lowered from, with unsigned tensors."""
+    assert region._region.reference is not None
+    graph = decode_graph(region._region.reference)
+    move_up(graph)
+    return graph
+
+
+class NativeRunner:
+    """The programs of one region, by the sizes that they are for; the least recently used is dropped."""
+
+    def __init__(self, lowered: Any, machine: Machine) -> None:
+        self.lowered = lowered
+        self.machine = machine
+        self.failed = ""  # why no call is native
+        self._forget()
+
+    def _forget(self) -> None:
+        self.watch: Watch | None = None
+        self.programs: OrderedDict[Key, Program] = OrderedDict()
+        self.refused: dict[Key, str] = {}
+        self.libraries: dict[str, Library] = {}
+        self.told: set[str] = set()
+        self.outside: dict[str, str] = {}  # nodes that Python runs, and why
+        self._lock = threading.RLock()
+
+    @property
+    def engine(self) -> str:
+        return "onednn" if self.failed else "native"
+
+    def __call__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.failed:
+            return self.lowered(region, args, kwargs)
+        if not compat.plain_mode():
+            return self._pass_on(region, args, kwargs, "under autocast, tracing or a mode of torch")
+        inputs = bind(region, args, kwargs)
+        key = key_of(inputs) if inputs is not None else None
+        if inputs is None or key is None:
+            return self._pass_on(region, args, kwargs, "for arguments without a batch of tensors on the CPU")
+        if self.watch is None or not self.watch.holds():
+            if _has_hooks(region):
+                return self._pass_on(region, args, kwargs, "with hooks")
+            with self._lock:
+                self.programs.clear()
+                self.refused.clear()
+                self.watch = watch(region)
+        program = self.programs.get(key)
+        if program is None:
+            return self._first(region, key, inputs, args, kwargs)
+        return _finish(program, inputs)
+
+    def _first(self, region: Region, key: Key, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a size that there is no program for yet: it is made, and compared with the graph."""
+        with self._lock:
+            if key in self.refused:
+                return self._pass_on(region, args, kwargs, "for inputs of some sizes", self.refused[key])
+            graph = plain_graph(region)
+            try:
+                expected, nudged = (_interpret(region, graph, each) for each in (inputs, nudge(inputs)))
+            except Exception:  # whatever is wrong with this call, the lowered graph says it better
+                return self.lowered(region, args, kwargs)
+            try:
+                program = self.make(region, graph, inputs)
+                found = _finish(program, inputs)
+                compare(expected, nudged, found, "native")
+            except (Unread, FxQuantError) as error:
+                self.refused[key] = str(error)
+                self._tell(region, "for inputs of some sizes", str(error))
+                return self.lowered(region, args, kwargs)
+            self.keep(key, program)
+            return found
+
+    def make(self, region: Region, graph: fx.Graph, inputs: Sequence[Any]) -> Program:
+        """A program for inputs of these sizes."""
+        reader = read(region, graph, inputs, self.machine)
+        if not reader.ops or not any(op.macs for op in reader.ops):
+            raise Unread("it has no op with a native kernel")
+        program = Program(reader, self.libraries)
+        self.outside = {node.name: reason for node, reason in reader.reasons.items()}
+        return program
+
+    def keep(self, key: Key, program: Program) -> None:
+        self.programs[key] = program
+        while len(self.programs) > MOST_PROGRAMS:
+            self.programs.popitem(last=False)
+
+    def _pass_on(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], when: str, why: str = "") -> Any:
+        if when not in self.told:
+            self._tell(region, when, why)
+        return self.lowered(region, args, kwargs)
+
+    def _tell(self, region: Region, when: str, why: str) -> None:
+        self.told.add(when)
+        name = region._region.path or type(region).__name__
+        log.warning("%r runs on onednn, not native, %s. %s", name, when, why)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"lowered": self.lowered, "machine": self.machine, "failed": self.failed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+def _finish(program: Program, inputs: list[Any]) -> Any:
+    first = next(value for value in inputs if isinstance(value, Tensor))
+    with torch.no_grad():
+        made = program.run(inputs, first.shape[0])
+    codegen = program.codegen
+    return codegen.process_outputs(made) if isinstance(codegen, fx.graph._PyTreeCodeGen) else made
+
+
+def _interpret(region: Region, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
+    """What the QDQ graph itself returns."""
+    with torch.no_grad():
+        made = fx.Interpreter(region, graph=graph).run(*inputs, enable_io_processing=False)
+    codegen = graph._codegen
+    return codegen.process_outputs(made) if isinstance(codegen, fx.graph._PyTreeCodeGen) else made
+
+
+def bind(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    """The values of the placeholders for a call; None if it does not fit."""
+    codegen = region.graph._codegen
+    if isinstance(codegen, fx.graph._PyTreeCodeGen):
+        try:
+            return list(codegen.process_inputs(*args, **kwargs))
+        except (TypeError, ValueError, RuntimeError):
+            return None
+    given = list(args)
+    rest = dict(kwargs)
+    nodes = [node for node in region.graph.nodes if node.op == "placeholder"]
+    if len(given) > len(nodes):
+        return None
+    for node in nodes[len(given) :]:
+        name = str(node.target)
+        if name in rest:
+            given.append(rest.pop(name))
+        elif node.args and not name.startswith("*"):
+            given.append(node.args[0])
+        else:
+            return None
+    return None if rest else given
+
+
+def key_of(inputs: Sequence[Any]) -> Key | None:
+    """What a program depends on; None if there is none for such inputs."""
+    key: list[Any] = []
+    batch = -1
+    for value in inputs:
+        if isinstance(value, Tensor):
+            if type(value) not in (Tensor, torch.nn.Parameter) or not _is_plain(value):
+                return None
+            if batch not in (-1, value.shape[0]):
+                return None
+            batch = value.shape[0]
+            key.append((value.dtype, value.shape[1:]))
+        elif isinstance(value, _PLAIN):
+            key.append((type(value), value))
+        else:
+            return None
+    return tuple(key) if batch > 0 else None
+
+
+def _is_plain(value: Tensor) -> bool:
+    usual = value.device.type == "cpu" and value.layout == torch.strided and value.dim() > 0
+    return usual and math.prod(value.shape) > 0 and not value.is_neg() and not value.is_conj()
+
+
+def _has_hooks(region: Region) -> bool:
+    return any(module._forward_hooks or module._forward_pre_hooks for module in called_modules(region))

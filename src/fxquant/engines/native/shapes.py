@@ -1,0 +1,98 @@
+"""Shapes of all tensors of a graph for inputs of one size, and which of them have the batch in front.
+
+The graph is run twice on tensors without memory, with batches of 2 and 3: what changes is the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from fxquant.core.graph import Region
+from fxquant.core.paths import get_attr
+
+
+class Unread(Exception):
+    """A graph or a node that the native engine does not take, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """A tensor's shape, without the batch if it is `batched`."""
+
+    dims: tuple[int, ...]
+    dtype: torch.dtype
+    batched: bool
+
+
+class _Shaper(fx.Interpreter):
+    def __init__(self, root: nn.Module, graph: fx.Graph, tensors: dict[int, Tensor]) -> None:
+        super().__init__(root, garbage_collect_values=False, graph=graph)
+        self.tensors = tensors
+
+    def _without_memory(self, tensor: Tensor) -> Tensor:
+        made = self.tensors.get(id(tensor))
+        if made is None:
+            made = self.tensors[id(tensor)] = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
+        return made
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        found = get_attr(self.module, str(target))
+        return self._without_memory(found) if isinstance(found, Tensor) else found
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.module.get_submodule(str(target))
+        if isinstance(module, Region):
+            raise Unread(f"it calls {target!r}, which is a graph by itself")
+        own = {
+            name: self._without_memory(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        }
+        return functional_call(module, own, args, kwargs) if own else module(*args, **kwargs)
+
+
+def find_shapes(
+    root: nn.Module, graph: fx.Graph, inputs: Sequence[Any]
+) -> tuple[Mapping[fx.Node, Any], Mapping[fx.Node, Any]]:
+    """(node -> Shape, a tuple of such, or None for what is not a tensor; node -> value with a batch of 2).
+
+    `inputs` are the values of the placeholders.
+    All tensors among them have the batch in front. Raises Unread if the graph does not run like that.
+    """
+    tensors: dict[int, Tensor] = {}
+    runs = []
+    for batch in (2, 3):
+        interpreter = _Shaper(root, graph, tensors)
+        given = [_with_batch(value, batch) for value in inputs]
+        try:
+            with torch.no_grad():
+                interpreter.run(*given, enable_io_processing=False)
+        except Exception as error:  # anything that code of a model can raise
+            raise Unread(f"its shapes cannot be found without data ({type(error).__name__}: {error})") from error
+        runs.append(interpreter.env)
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    return {node: pytree.tree_map(_compare, runs[0][node], runs[1][node]) for node in nodes}, runs[0]
+
+
+def _with_batch(value: Any, batch: int) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty((batch, *value.shape[1:]), dtype=value.dtype, device="meta")
+
+
+def _compare(a: Any, b: Any) -> Shape | None:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.dtype != b.dtype:
+        return None
+    first, second = tuple(a.shape), tuple(b.shape)
+    if first == second:
+        return Shape(dims=first, dtype=a.dtype, batched=False)
+    if first[1:] == second[1:] and (first[:1], second[:1]) == ((2,), (3,)):
+        return Shape(dims=first[1:], dtype=a.dtype, batched=True)
+    return None

@@ -1,0 +1,56 @@
+"""The ops of a program one at a time, to time them and to look at what each writes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from fxquant.engines.native.entry import entry
+from fxquant.engines.native.ops import Op
+from fxquant.engines.native.program import PROTOTYPE, Program, aligned, load, make_kernels
+from fxquant.engines.native.values import View
+
+
+class Steps:
+    """A program of one segment, for one sample."""
+
+    def __init__(self, program: Program, inputs: Sequence[Any]) -> None:
+        plan, machine = program.plan, program.machine
+        kernels = make_kernels(plan, machine)
+        entries = [entry(f"step{index}", [op], plan, kernels, machine) for index, op in enumerate(plan.ops)]
+        self.ops: tuple[Op, ...] = plan.ops
+        self.program = program
+        self._library = load([*kernels.values(), *entries], machine, {})
+        self._functions = [PROTOTYPE(self._library.address(f"step{index}")) for index in range(len(plan.ops))]
+        self._arena, self._kept = aligned(plan.arena), aligned(plan.kept)
+        self._slots = (ctypes.c_void_p * max(program.slots, 1))()
+        env: dict[fx.Node, Any] = {**program.fixed, **dict(zip(program.placeholders, inputs, strict=True))}
+        self._alive: list[Tensor] = []
+        for level in program.levels:
+            for node in program.outside.get(level - 1, ()):
+                env[node] = program._call(node, env, 1)
+            self._alive += program._hand_over(level, env, self._slots, 1)
+
+    def run(self, index: int) -> None:
+        """Run one op."""
+        self.bound(index)()
+
+    def bound(self, index: int) -> Callable[[], None]:
+        """One op, ready to be called."""
+        function: Callable[..., None] = self._functions[index]
+        arena, kept, constants = (each.ctypes.data for each in (self._arena, self._kept, self.program.constants))
+        slots = ctypes.addressof(self._slots)
+        return lambda: function(arena, kept, constants, slots, 0, 1, 0, 1, 0)
+
+    def tensor(self, view: View) -> Tensor:
+        """What a view of the arena holds now; it shares the memory."""
+        assert view.buffer.space in ("arena", "kept")
+        memory = self._arena if view.buffer.space == "arena" else self._kept
+        start = view.buffer.offset
+        part = memory[start : start + view.buffer.bytes].view(np.uint8 if view.dtype == "u8" else np.float32)
+        return torch.from_numpy(part).as_strided(view.shape, view.strides, view.offset)

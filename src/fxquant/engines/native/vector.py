@@ -1,0 +1,252 @@
+"""Vector code for a machine: dot products, conversions, and bytes to and from int32 with their order.
+
+Four int32 vectors are packed to bytes inside lanes of 16 bytes (that is what x86 has), so vector v, lane l, element j
+of a group of V vectors holds channel
+
+    V = 4: 16 l + 4 v + j        V = 2: 8 l + 4 v + j        V = 1: 4 l + j
+
+Weights, scales and biases are laid out in that order, and packing restores the natural one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxquant.engines.native.ir import Function, number
+from fxquant.engines.native.machine import Machine
+
+MAGIC = 12582912.0  # 1.5 * 2**23: the sum of it and a small integer has that integer in its low bits
+MAGIC_BITS = 0x4B400000
+
+
+def parts(vectors: int) -> list[int]:
+    """How many vectors are packed to bytes together."""
+    return [4] * (vectors // 4) + [2] * (vectors % 4 // 2) + [1] * (vectors % 2)
+
+
+def order(vectors: int, width: int) -> NDArray[np.int64]:
+    """The channel that each element of a group of vectors holds, in the order of vectors and elements."""
+    found: list[int] = []
+    first = 0
+    for part in parts(vectors):
+        found += [
+            first + 4 * part * lane + 4 * v + j for v in range(part) for lane in range(width // 16) for j in range(4)
+        ]
+        first += part * width // 4
+    return np.array(found)
+
+
+def indices(values: Sequence[int]) -> str:
+    """A mask for shufflevector."""
+    return f"<{len(values)} x i32> <{', '.join(f'i32 {value}' for value in values)}>"
+
+
+class Kernel(Function):
+    """A function for one machine. `width` of the methods is that of the vectors in bytes, at most the machine's."""
+
+    def __init__(self, name: str, pointers: Sequence[str], machine: Machine) -> None:
+        super().__init__(name, pointers)
+        self.machine = machine
+        self.x86 = machine.triple.startswith("x86")
+
+    # floats
+
+    def splat(self, value: float) -> str:
+        return f"splat (float {number(value)})"
+
+    def spread(self, scalar: str, width: int) -> str:
+        """A float in all elements."""
+        n = width // 4
+        one = self.value(f"insertelement <{n} x float> poison, float {scalar}, i64 0")
+        return self.value(f"shufflevector <{n} x float> {one}, <{n} x float> poison, <{n} x i32> zeroinitializer")
+
+    def fma(self, a: str, b: str, c: str, width: int) -> str:
+        return self.call(f"llvm.fma.v{width // 4}f32", a, b, c)
+
+    def binary(self, op: str, a: str, b: str, width: int) -> str:
+        """fadd, fsub, fmul or fdiv."""
+        return self.value(f"{op} <{width // 4} x float> {a}, {b}")
+
+    def largest(self, a: str, b: str, width: int) -> str:
+        """a if it is larger, else b: also if one is not a number, so it goes through as b."""
+        return self._pick("ogt", a, b, width)
+
+    def least(self, a: str, b: str, width: int) -> str:
+        return self._pick("olt", a, b, width)
+
+    def _pick(self, compare: str, a: str, b: str, width: int) -> str:
+        n = width // 4
+        better = self.value(f"fcmp {compare} <{n} x float> {a}, {b}")
+        return self.value(f"select <{n} x i1> {better}, <{n} x float> {a}, <{n} x float> {b}")
+
+    def round(self, x: str, width: int) -> str:
+        """To the nearest int32, half to even."""
+        if not self.x86:
+            return self.call("llvm.aarch64.neon.fcvtns.v4i32.v4f32", x)
+        if width == 64:
+            return self.call("llvm.x86.avx512.mask.cvtps2dq.512", x, "zeroinitializer", "-1", "4")
+        return self.call("llvm.x86.avx.cvt.ps2dq.256" if width == 32 else "llvm.x86.sse2.cvtps2dq", x)
+
+    def to_float(self, x: str, width: int) -> str:
+        n = width // 4
+        return self.value(f"sitofp <{n} x i32> {x} to <{n} x float>")
+
+    def total(self, x: str, width: int) -> str:
+        """The sum of all elements, as a scalar."""
+        n = width // 4
+        self.used.add(f"llvm.vector.reduce.fadd.v{n}f32")
+        call = f"float @llvm.vector.reduce.fadd.v{n}f32(float {number(0.0)}, <{n} x float> {x})"
+        return self.value(f"call reassoc {call}")
+
+    def lookup(self, table: str, index: str, width: int) -> str:
+        """The element of 16 floats at an address that the low four bits of each int32 name. x86 only."""
+        if width == 64:
+            return self.call("llvm.x86.avx512.permvar.sf.512", self.load("<16 x float>", table, 64), index)
+        if width == 16:
+            index = self.value(f"shufflevector <4 x i32> {index}, <4 x i32> poison, {indices([0, 1, 2, 3] * 2)}")
+        low = self.call("llvm.x86.avx2.permps", self.load("<8 x float>", table, 32), index)
+        high = self.call("llvm.x86.avx2.permps", self.load("<8 x float>", self.at(table, 32), 32), index)
+        top = self.value(f"shl <8 x i32> {index}, splat (i32 28)")
+        upper = self.value(f"icmp slt <8 x i32> {top}, zeroinitializer")
+        found = self.value(f"select <8 x i1> {upper}, <8 x float> {high}, <8 x float> {low}")
+        if width == 32:
+            return found
+        return self.value(f"shufflevector <8 x float> {found}, <8 x float> poison, {indices([0, 1, 2, 3])}")
+
+    # dot products
+
+    def operand(self, x: str, width: int) -> tuple[str, ...]:
+        """Bytes of activations as `dot` takes them."""
+        machine = self.machine
+        if machine.dot == "vpdpbusd":
+            return (x,)
+        if machine.dot == "sdot":
+            return (self.value(f"xor <{width} x i8> {x}, splat (i8 -128)"),)
+        n = width // 2
+        words = self.value(f"bitcast <{width} x i8> {x} to <{n} x i16>")
+        even = self.value(f"and <{n} x i16> {words}, splat (i16 255)")
+        return even, self.value(f"lshr <{n} x i16> {words}, splat (i16 8)")
+
+    def weights(self, address: str, width: int) -> tuple[str, ...]:
+        """Packed weights (see `pack_quads`) for one vector of sums."""
+        if self.machine.dot == "madd":
+            n = width // 2
+            return tuple(self.load(f"<{n} x i16>", self.at(address, offset), width) for offset in (0, width))
+        return (self.load(f"<{width} x i8>", address, width),)
+
+    def dot(self, total: str, x: tuple[str, ...], weights: tuple[str, ...], width: int) -> str:
+        """The sums with the products of four neighbouring bytes added."""
+        if self.machine.dot == "vpdpbusd":
+            return self.call(f"llvm.x86.avx512.vpdpbusd.{8 * width}", total, x[0], weights[0])
+        if self.machine.dot == "sdot":
+            return self.call("llvm.aarch64.neon.sdot.v4i32.v16i8", total, x[0], weights[0])
+        for pair, weight in zip(x, weights, strict=True):
+            name = "llvm.x86.avx2.pmadd.wd" if width == 32 else "llvm.x86.sse2.pmadd.wd"
+            total = self.value(f"add <{width // 4} x i32> {total}, {self.call(name, pair, weight)}")
+        return total
+
+    def quad(self, address: str) -> tuple[str, ...]:
+        """Four bytes in every element, as `dot` takes them."""
+        n = self.machine.floats
+        four = self.load("i32", address)
+        one = self.value(f"insertelement <{n} x i32> poison, i32 {four}, i64 0")
+        all_ = self.value(f"shufflevector <{n} x i32> {one}, <{n} x i32> poison, <{n} x i32> zeroinitializer")
+        return self.operand(self.value(f"bitcast <{n} x i32> {all_} to <{4 * n} x i8>"), 4 * n)
+
+    # bytes
+
+    def unpack(self, a: str, b: str, high: bool, size: int, width: int) -> str:
+        """Elements of `size` bytes of two vectors in turns, from the low or the high half of each lane."""
+        n, per_lane = width // size, 16 // size
+        type_ = f"<{n} x i{8 * size}>"
+        if size > 1:
+            a, b = (self.value(f"bitcast <{width} x i8> {each} to {type_}") for each in (a, b))
+        picked: list[int] = []
+        for lane in range(width // 16):
+            first = lane * per_lane + (per_lane // 2 if high else 0)
+            picked += [index for j in range(per_lane // 2) for index in (first + j, n + first + j)]
+        both = self.value(f"shufflevector {type_} {a}, {type_} {b}, {indices(picked)}")
+        return self.value(f"bitcast {type_} {both} to <{width} x i8>") if size > 1 else both
+
+    def widen(self, address: str, part: int, width: int) -> list[str]:
+        """Bytes from an address as `part` vectors of int32, in the order of the module docstring."""
+        n = width // 4
+        if part == 1:
+            narrow = self.load(f"<{n} x i8>", address)
+            return [self.value(f"zext <{n} x i8> {narrow} to <{n} x i32>")]
+        if part == 2:
+            narrow = self.load(f"<{width // 2} x i8>", address)
+            words = self.value(f"zext <{width // 2} x i8> {narrow} to <{width // 2} x i16>")
+            halves = [self.value(f"bitcast <{width // 2} x i16> {words} to <{width} x i8>")]
+        else:
+            loaded = self.load(f"<{width} x i8>", address)
+            halves = [self.unpack(loaded, "zeroinitializer", high, 1, width) for high in (False, True)]
+        quarters = [self.unpack(half, "zeroinitializer", high, 2, width) for half in halves for high in (False, True)]
+        return [self.value(f"bitcast <{width} x i8> {quarter} to <{n} x i32>") for quarter in quarters]
+
+    def narrow(self, vectors: list[str], width: int) -> str:
+        """1, 2 or 4 vectors of int32 as bytes in the natural order, saturated to 0..255: <len * width / 4 x i8>."""
+        if not self.x86:
+            return self._narrow_plain(vectors, width)
+        words, bytes_ = {
+            16: ("sse2.packssdw.128", "sse2.packuswb.128"),
+            32: ("avx2.packssdw", "avx2.packuswb"),
+            64: ("avx512.packssdw.512", "avx512.packuswb.512"),
+        }[width]
+        if len(vectors) == 4:
+            a, b = (self.call(f"llvm.x86.{words}", *pair) for pair in (vectors[:2], vectors[2:]))
+            return self.call(f"llvm.x86.{bytes_}", a, b)
+        a = self.call(f"llvm.x86.{words}", vectors[0], vectors[-1])
+        packed = self.call(f"llvm.x86.{bytes_}", a, a)
+        kept = 4 * len(vectors)  # bytes of each lane
+        picked = [16 * lane + j for lane in range(width // 16) for j in range(kept)]
+        return self.value(f"shufflevector <{width} x i8> {packed}, <{width} x i8> poison, {indices(picked)}")
+
+    def _narrow_plain(self, vectors: list[str], width: int) -> str:
+        assert width == 16
+        small = []
+        for vector in vectors:
+            low = self.call("llvm.smax.v4i32", vector, "zeroinitializer")
+            both = self.call("llvm.smin.v4i32", low, "splat (i32 255)")
+            small.append(self.value(f"trunc <4 x i32> {both} to <4 x i8>"))
+        size = 4
+        while len(small) > 1:
+            mask = indices(list(range(2 * size)))
+            small = [
+                self.value(f"shufflevector <{size} x i8> {a}, <{size} x i8> {b}, {mask}")
+                for a, b in zip(small[::2], small[1::2], strict=True)
+            ]
+            size *= 2
+        return small[0]
+
+    def clamp_bytes(self, x: str, low: int, high: int, size: int) -> str:
+        if low > 0:
+            x = self.call(f"llvm.umax.v{size}i8", x, f"splat (i8 {low})")
+        return self.call(f"llvm.umin.v{size}i8", x, f"splat (i8 {high})") if high < 255 else x
+
+    def store_part(self, type_: str, count: int, kept: int, value: str, address: str) -> None:
+        """Store the first `kept` of `count` elements."""
+        if kept < count:
+            value = self.value(
+                f"shufflevector <{count} x {type_}> {value}, <{count} x {type_}> poison, {indices(list(range(kept)))}"
+            )
+        self.store(f"<{kept} x {type_}>", value, address)
+
+    def load_part(self, type_: str, count: int, kept: int, address: str) -> str:
+        """Load `kept` elements into a vector of `count`."""
+        value = self.load(f"<{kept} x {type_}>", address)
+        if kept == count:
+            return value
+        picked = [index if index < kept else 0 for index in range(count)]
+        return self.value(f"shufflevector <{kept} x {type_}> {value}, <{kept} x {type_}> poison, {indices(picked)}")
+
+
+def pack_quads(quads: NDArray[np.int8], machine: Machine) -> NDArray[np.uint8]:
+    """Weights [..., elements of a vector, 4 neighbours] as `Kernel.weights` loads them, flat."""
+    if machine.dot != "madd":
+        return np.ascontiguousarray(quads).reshape(-1).view(np.uint8)
+    pairs = np.stack((quads[..., 0::2], quads[..., 1::2]), axis=-3).astype(np.int16)
+    return np.ascontiguousarray(pairs).reshape(-1).view(np.uint8)

@@ -1,0 +1,73 @@
+"""Each kernel, fed with the reference's integers, is at most one step off; on every machine that this CPU can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import fxquant as fq
+from zoo import ZOO
+
+pytest.importorskip("llvmlite")
+
+from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
+from fxquant.engines.native.program import Program
+from fxquant.engines.native.read import read
+from fxquant.engines.native.steps import Steps
+from fxquant.engines.native.values import View
+from fxquant.engines.unsigned import to_unsigned
+
+MACHINES = [machine for machine in (AVX512, AVX512_256, AVX2) if runs_here(machine)]
+NAMES = ("plain", "resnet", "mobilenet", "squeeze_excite")
+
+
+class Recorder(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.seen: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.seen[n] = super().run_node(n)
+        return self.seen[n]
+
+
+def check_steps(model: nn.Module, x: Tensor, machine: Machine) -> int:
+    """Compare every quantized tensor; how many were."""
+    assert isinstance(model, fx.GraphModule)
+    to_unsigned(model)
+    reader = read(model, model.graph, (x,), machine)
+    program = Program(reader, {})
+    recorder = Recorder(model)
+    with torch.no_grad():
+        recorder.run(x)
+    made: dict[int, tuple[View, Tensor]] = {}
+    for node, value in reader.values.items():
+        seen = recorder.seen.get(node)
+        if isinstance(value, View) and isinstance(seen, Tensor) and seen.dtype == torch.uint8:
+            made.setdefault(id(value.buffer), (value, seen[0]))
+    steps = Steps(program, (x,))
+    assert len(program.levels) == 1
+    last = {id(op.writes): index for index, op in enumerate(steps.ops) if not op.label.startswith("border")}
+    count = 0
+    for index, op in enumerate(steps.ops):
+        steps.run(index)
+        if id(op.writes) in made and last[id(op.writes)] == index:
+            view, expected = made[id(op.writes)]
+            actual = steps.tensor(view)
+            off = (actual.int() - expected.int()).abs()
+            assert off.max() <= 1 and (off > 0).float().mean() < 0.1, op.label
+            actual.copy_(expected)
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_step(name: str, machine: Machine) -> None:
+    entry = ZOO[name]
+    (x,) = entry.inputs()
+    model = fq.quantize(entry.build(), [(x,)], example_inputs=(x,), engine="reference")
+    assert check_steps(model, x[:1], machine) > 1
