@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import fxquant as fq
+from fxquant.core.graph import Region
 from zoo import ZOO
 
 pytest.importorskip("llvmlite")
@@ -16,17 +17,17 @@ pytest.importorskip("llvmlite")
 from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
+from fxquant.engines.native.runner import plain_graph
 from fxquant.engines.native.steps import Steps
 from fxquant.engines.native.values import View
-from fxquant.engines.unsigned import to_unsigned
 
 MACHINES = [machine for machine in (AVX512, AVX512_256, AVX2) if runs_here(machine)]
 NAMES = ("plain", "resnet", "mobilenet", "squeeze_excite")
 
 
 class Recorder(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
+    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(module, graph=graph)
         self.seen: dict[fx.Node, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
@@ -36,11 +37,11 @@ class Recorder(fx.Interpreter):
 
 def check_steps(model: nn.Module, x: Tensor, machine: Machine) -> int:
     """Compare every quantized tensor; how many were."""
-    assert isinstance(model, fx.GraphModule)
-    to_unsigned(model)
-    reader = read(model, model.graph, (x,), machine)
+    assert isinstance(model, Region)
+    graph = plain_graph(model)
+    reader = read(model, graph, (x,), machine)
     program = Program(reader, {})
-    recorder = Recorder(model)
+    recorder = Recorder(model, graph=graph)
     with torch.no_grad():
         recorder.run(x)
     made: dict[int, tuple[View, Tensor]] = {}
@@ -69,5 +70,5 @@ def check_steps(model: nn.Module, x: Tensor, machine: Machine) -> int:
 def test_one_step(name: str, machine: Machine) -> None:
     entry = ZOO[name]
     (x,) = entry.inputs()
-    model = fq.quantize(entry.build(), [(x,)], example_inputs=(x,), engine="reference")
+    model = fq.quantize(entry.build(), [(x,)], example_inputs=(x,), engine="onednn")
     assert check_steps(model, x[:1], machine) > 1

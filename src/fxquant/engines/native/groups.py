@@ -12,6 +12,7 @@ from fxquant.engines.match import is_dequantize, is_quantize, only_user, weight_
 from fxquant.engines.native.activations import Act
 from fxquant.engines.native.read_acts import act_of
 from fxquant.engines.native.reader import Reader
+from fxquant.engines.native.shapes import Shape
 from fxquant.engines.support import explicit_padding
 
 Pads = tuple[int, int, int, int]  # top, left, bottom, right
@@ -72,7 +73,12 @@ def _other(reader: Reader, node: fx.Node, add: fx.Node) -> fx.Node | None:
     others = [operand for operand in add.args if operand is not node]
     if len(others) != 1 or not isinstance(others[0], fx.Node) or others[0].op == "get_attr":
         return None
-    return others[0] if reader.shapes.get(others[0]) == reader.shapes.get(node) else None
+    return others[0] if _dims(reader, others[0]) == _dims(reader, node) else None
+
+
+def _dims(reader: Reader, node: fx.Node) -> Any:
+    shape = reader.shapes.get(node)
+    return shape.dims if isinstance(shape, Shape) and shape.batched else None
 
 
 def padding_of(reader: Reader, node: fx.Node) -> Pads | None:

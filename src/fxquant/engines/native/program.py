@@ -143,7 +143,8 @@ class Program:
             with self._lock:
                 self._free.append(arena)
         for node in self.exports:
-            env[node] = env[node].contiguous()
+            last = self.shapes[node].channels_last
+            env[node] = env[node].contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
         return _plain(self.output.args[0], env)
 
     def _run_segment(self, level: int, arena: Bytes, kept: Bytes | None, slots: Any, batch: int) -> None:

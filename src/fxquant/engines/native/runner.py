@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, fx
 
 from fxquant.core import compat
-from fxquant.core.encode import decode_graph
 from fxquant.core.graph import Region
 from fxquant.engines.agreement import compare, nudge
 from fxquant.engines.native.compiler import Library
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
-from fxquant.engines.native.shapes import Unread
+from fxquant.engines.native.shapes import Unread, is_channels_last
 from fxquant.engines.unsigned import move_up
 from fxquant.engines.watch import Watch, called_modules, watch
 from fxquant.errors import FxQuantError
+from fxquant.passes.fill_grids import filled_graph
 
 log = logging.getLogger("fxquant")
 
@@ -37,9 +37,8 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 def plain_graph(region: Region) -> fx.Graph:
-    """The QDQ graph that a region was lowered from, with unsigned tensors."""
-    assert region._region.reference is not None
-    graph = decode_graph(region._region.reference)
+    """The QDQ graph that a region was lowered from, with numbers in it, and unsigned tensors."""
+    graph = filled_graph(region)
     move_up(graph)
     return graph
 
@@ -61,6 +60,13 @@ class NativeRunner:
         self.told: set[str] = set()
         self.outside: dict[str, str] = {}  # nodes that Python runs, and why
         self._lock = threading.RLock()
+
+    def renew(self) -> None:
+        """The region has other tensors: its programs are made again from them."""
+        self.lowered.renew()
+        self.programs.clear()
+        self.refused.clear()
+        self.failed = ""
 
     @property
     def engine(self) -> str:
@@ -191,7 +197,7 @@ def key_of(inputs: Sequence[Any]) -> Key | None:
             if batch not in (-1, value.shape[0]):
                 return None
             batch = value.shape[0]
-            key.append((value.dtype, value.shape[1:]))
+            key.append((value.dtype, value.shape[1:], is_channels_last(value)))
         elif isinstance(value, _PLAIN):
             key.append((type(value), value))
         else:

@@ -24,11 +24,12 @@ class Unread(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """A tensor's shape, without the batch if it is `batched`."""
+    """A tensor's shape, without the batch if it is `batched`, and how it lies in memory."""
 
     dims: tuple[int, ...]
     dtype: torch.dtype
     batched: bool
+    channels_last: bool = False
 
 
 class _Shaper(fx.Interpreter):
@@ -81,10 +82,17 @@ def find_shapes(
     return {node: pytree.tree_map(_compare, runs[0][node], runs[1][node]) for node in nodes}, runs[0]
 
 
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether a picture lies in memory with the channels last, and not in another order as well."""
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return last and not tensor.is_contiguous()
+
+
 def _with_batch(value: Any, batch: int) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return torch.empty((batch, *value.shape[1:]), dtype=value.dtype, device="meta")
+    made = torch.empty((batch, *value.shape[1:]), dtype=value.dtype, device="meta")
+    return made.contiguous(memory_format=torch.channels_last) if is_channels_last(value) else made
 
 
 def _compare(a: Any, b: Any) -> Shape | None:
@@ -94,5 +102,5 @@ def _compare(a: Any, b: Any) -> Shape | None:
     if first == second:
         return Shape(dims=first, dtype=a.dtype, batched=False)
     if first[1:] == second[1:] and (first[:1], second[:1]) == ((2,), (3,)):
-        return Shape(dims=first[1:], dtype=a.dtype, batched=True)
+        return Shape(dims=first[1:], dtype=a.dtype, batched=True, channels_last=is_channels_last(a))
     return None
