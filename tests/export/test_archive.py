@@ -251,3 +251,15 @@ def test_a_grid_that_is_none_is_refused(name: str, value: Any, tmp_path: Path) -
     grid._buffers[name] = torch.tensor(value)
     with pytest.raises(fq.FxQuantError, match=f"grid '{path}'"):
         fq.load(fq.save(quantized, tmp_path / "model.fq"))
+
+
+@pytest.mark.parametrize("name", [*ZOO])
+def test_the_same_model_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
+    entry = ZOO[name]
+    model, args, kwargs = entry.build().eval(), entry.inputs(), entry.kwargs()
+    quantized = fq.quantize(
+        model, [args or kwargs], example_inputs=args, example_kwargs=kwargs, engine="reference", num_batches=1
+    )
+    first = fq.save(quantized, tmp_path / "a.fq").read_bytes()
+    assert fq.save(quantized, tmp_path / "b.fq").read_bytes() == first
+    assert fq.save(fq.load(tmp_path / "a.fq"), tmp_path / "c.fq").read_bytes() == first

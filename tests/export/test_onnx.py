@@ -189,3 +189,26 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(fq.ConfigError, match=r"pip install fxquant\[onnx\]"):
         export_onnx(quantized, tmp_path / "m.onnx", x)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64)).eval(), torch.randn(2, 64)
+    path, quantized = tmp_path / "m.onnx", fq.quantize(model, [x])
+    before = export_onnx(quantized, path, x).read_bytes()
+    import onnx_ir as ir
+
+    def full(model: Any, path: Path, **kwargs: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ir, "save", full)
+        with pytest.raises(fq.ConfigError, match=r"cannot write .*m\.onnx.*No space left"):
+            export_onnx(quantized, path, x)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+    monkeypatch.setattr("fxquant.export.onnx._LARGEST", 10)  # tensors in a file of their own
+    for _ in range(2):
+        export_onnx(quantized, path, x)
+        data = [p for p in tmp_path.iterdir() if p.name.endswith(".data")]
+        assert len(data) == 1 and len(list(tmp_path.iterdir())) == 2
+        assert data[0].name.encode() in path.read_bytes()

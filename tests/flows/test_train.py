@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,25 @@ def test_what_cannot_be_trained_is_said() -> None:
         fq.train_qat(prepared(), batches(), epochs=0)
     with pytest.raises(CalibrationError, match="no batches"):
         fq.train_qat(prepared(), [])
+
+
+def test_a_checkpoint_that_is_none_is_an_error_that_names_it(tmp_path: Path) -> None:
+    model, data = nn.Sequential(nn.Linear(4, 2)), [(torch.randn(8, 4), torch.randint(0, 2, (8,)))]
+    path = tmp_path / "run.pt"
+
+    def train() -> None:
+        prepared = fq.prepare_qat_fx(copy.deepcopy(model).train(), fq.get_default_qat_qconfig_mapping(), (data[0][0],))
+        fq.train_qat(prepared, data, epochs=1, checkpoint=path, progress=False)
+
+    train()
+    whole = path.read_bytes()
+    for size in (0, 3, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(fq.ConfigError, match=r"checkpoint .*run\.pt.* cannot be read"):
+            train()
+    torch.save({"x": 1}, path)
+    with pytest.raises(fq.ConfigError, match="is no checkpoint of train_qat"):
+        train()
+    torch.save({**torch.load(io.BytesIO(whole), weights_only=True), "model": {}}, path)
+    with pytest.raises(fq.ConfigError, match="of another model or run: its model"):
+        train()

@@ -44,6 +44,7 @@ class RegionState:
 
     stage: str = "captured"
     user_class: type[nn.Module] = nn.Module
+    class_name: str = ""  # of the user's class, where a file names it and no one gave it
     method: str = "symbolic"
     num_inputs: int | None = None  # positional example inputs, so that calibrate() can drop labels
     input_names: tuple[str, ...] = ()

@@ -109,8 +109,8 @@ def _check_call(
     form = {"placeholder": _ARGUMENT, "get_attr": _PATH, "call_module": _PATH}.get(str(op))
     if op not in _OPCODES or not isinstance(target, str) or (form is not None and not form.fullmatch(target)):
         raise ArchiveError(f"the graph has a node {op} {str(target)[:60]!r}, which is no name that a graph may hold.")
-    if op == "placeholder" and keyword.iskeyword(target.lstrip("*")):
-        raise ArchiveError(f"the graph has an argument {target!r}, which is no name that a graph may hold.")
+    if form is not None and any(keyword.iskeyword(step) for step in target.lstrip("*").split(".")):
+        raise ArchiveError(f"the graph has a node {op} {target!r}, which is no name that a graph may hold.")
     if op == "call_method" and target not in methods():
         raise ArchiveError(f"the graph calls the method {target[:60]!r}, which is not one of tensors.")
     for key in kwargs:

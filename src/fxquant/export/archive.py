@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fxquant.core.files import replacing
 from fxquant.core.value_json import read_json
 from fxquant.errors import ArchiveError
 from fxquant.export.check_header import check_header
 from fxquant.export.rebuild import rebuild
+from fxquant.export.safetensors_file import write_safetensors
 from fxquant.export.tree_rows import Rows, header_of, stored_tensors
 
 FORMAT = "fxquant-2"
@@ -32,11 +33,9 @@ def write_archive(model: nn.Module, path: Path) -> None:
     header, rows = header_of(model)
     tensors, facts = _tensors(model, rows)
     text = json.dumps({"format": FORMAT, **header, **facts}, separators=(",", ":"))
-    metadata = {"fxquant": text, "digest": _digest(text, tensors)}
-    try:
-        save_file(tensors, path, metadata)
-    except (OSError, SafetensorError) as error:
-        raise ArchiveError(f"cannot write {str(path)!r}: {error}") from error
+    with replacing(path, ArchiveError) as part, part.open("wb") as file:
+        write_safetensors(file, tensors, {"digest": _digest(text, tensors), "fxquant": text})
+        file.flush()
 
 
 def read_archive(path: Path, float_model: nn.Module | None) -> nn.Module:
@@ -52,7 +51,7 @@ def read_archive(path: Path, float_model: nn.Module | None) -> nn.Module:
         raise ArchiveError(f"{str(path)!r}: {error}") from error
     except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError) as error:
         raise ArchiveError(f"{str(path)!r} has a header that makes no model: {error!r}") from error
-    except (RecursionError, RuntimeError, TypeError, ValueError) as error:
+    except (RecursionError, RuntimeError, SyntaxError, TypeError, ValueError) as error:
         raise ArchiveError(f"{str(path)!r} has a header that makes no model: {error!r}") from error
 
 
@@ -106,7 +105,10 @@ def _tensors(model: nn.Module, rows: Rows) -> tuple[dict[str, Tensor], dict[str,
         if value.dim() in (4, 5) and not value.is_contiguous() and value.is_contiguous(memory_format=_last(value)):
             channels_last.append(name)  # a float op left in that format adds up in another order
         tensors[name] = value.detach().cpu().contiguous().clone()
-    facts = {"ties": ties, "parameters": parameters, "unsaved": unsaved, "channels_last": channels_last}
+    facts = {
+        **{"ties": dict(sorted(ties.items())), "parameters": dict(sorted(parameters.items()))},
+        **{"unsaved": sorted(unsaved), "channels_last": sorted(channels_last)},
+    }
     return tensors, facts
 
 

@@ -95,6 +95,7 @@ def build_stock(row: Row) -> nn.Module:
     module = cls.__new__(cls)
     nn.Module.__init__(module)
     module.__dict__.update(check_settings(cls, from_json(row["settings"])))
+    module.training = bool(row.get("training"))
     for name in row["absent"]:  # a norm without running statistics still has the attribute
         module.register_buffer(str(name), None)
     return module

@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import secrets
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fxquant.core import compat
+from fxquant.core.files import replacing, sync
 from fxquant.core.graph import regions
 from fxquant.errors import ConfigError, FxQuantError
 from fxquant.export.reference import reference_of
@@ -58,8 +60,30 @@ def export_onnx(
     import onnx_ir as ir
 
     size = sum(value.const_value.nbytes for value in graph.graph.initializers.values() if value.const_value is not None)
-    ir.save(graph, file, external_data=f"{file.name}.data" if size > _LARGEST else None)
+    with replacing(file, ConfigError) as part:
+        data = _data_beside(part.parent, Path(os.path.realpath(file)).name) if size > _LARGEST else None
+        try:
+            ir.save(graph, part, external_data=data)
+            if data is not None:
+                sync(part.parent / data)
+        except BaseException:
+            if data is not None:
+                (part.parent / data).unlink(missing_ok=True)
+            raise
+    _drop_old_data(Path(os.path.realpath(file)), data)
     return file
+
+
+def _data_beside(folder: Path, name: str) -> str:
+    """A name for the tensors of a large model that no file has: the model that is there goes on having its own."""
+    return f"{name}.data" if not (folder / f"{name}.data").exists() else f"{name}.{secrets.token_hex(4)}.data"
+
+
+def _drop_old_data(file: Path, data: str | None) -> None:
+    """Remove the tensors of the model that was there before."""
+    for old in (file.with_name(f"{file.name}.data"), *file.parent.glob(f"{file.name}.????????.data")):
+        if data is not None and old.name != data:
+            old.unlink(missing_ok=True)
 
 
 def to_onnx(

@@ -61,7 +61,7 @@ def region_row(path: str, region: Region, graph: fx.Graph, code: Code) -> Row:
         raise ArchiveError(f"region {path or '<root>'!r} cannot be saved: {error}") from error
     return {
         "kind": "region",
-        "class": name_of(state.user_class),
+        "class": state.class_name or name_of(state.user_class),
         "method": state.method,
         "num_inputs": state.num_inputs,
         "input_names": list(state.input_names),
@@ -80,6 +80,7 @@ def build_region(row: Row, part: nn.Module | None, code: Code) -> Region:
     state = RegionState(
         stage="converted",
         user_class=known if part is None else type(part),
+        class_name=str(row["class"]) if part is None else "",
         method=str(row["method"]),
         num_inputs=row["num_inputs"],
         input_names=tuple(map(str, row["input_names"])),

@@ -7,7 +7,9 @@ best state by validation loss or metric, and a checkpoint after every epoch from
 from __future__ import annotations
 
 import copy
+import io
 import math
+import pickle
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from rich.progress import Progress
 from torch import Tensor, nn
 
+from fxquant.core.files import replacing
 from fxquant.core.graph import regions
 from fxquant.errors import CalibrationError, ConfigError, StageError
 from fxquant.flows.calibrate import run_batch
@@ -136,9 +139,15 @@ class _Run:
     def resume(self) -> None:
         if self.path is None or not self.path.exists():
             return
-        saved = torch.load(self.path, weights_only=True)
+        saved = _read_checkpoint(self.path, (*self.parts, "history", "best_state", "rng"))
         for name, part in self.parts.items():
-            part.load_state_dict(saved[name])
+            try:
+                part.load_state_dict(saved[name])
+            except (KeyError, RuntimeError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"the checkpoint {str(self.path)!r} is of another model or run: its {name} does not fit. Give "
+                    f"another path, or remove it. {error}"
+                ) from error
         self.history, self.best_state = saved["history"], saved["best_state"]
         torch.set_rng_state(saved["rng"])
 
@@ -150,9 +159,28 @@ class _Run:
             return
         state: dict[str, Any] = {name: part.state_dict() for name, part in self.parts.items()}
         state.update(history=self.history, best_state=self.best_state, rng=torch.get_rng_state())
-        part_written = self.path.with_suffix(f"{self.path.suffix}.part")
-        torch.save(state, part_written)
-        part_written.replace(self.path)  # a run that is stopped while writing leaves the one before
+        with replacing(self.path, ConfigError) as part:  # a run that is stopped while writing leaves the one before
+            save_to(state, part)
+
+
+def save_to(state: dict[str, Any], path: Path) -> None:
+    """torch.save, whose errors of the disk are RuntimeErrors."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    path.write_bytes(buffer.getbuffer())
+
+
+def _read_checkpoint(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        saved = torch.load(path, weights_only=True)
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise ConfigError(
+            f"the checkpoint {str(path)!r} cannot be read: it was cut short, or train_qat did not write it. Remove it "
+            f"to start anew, or give another path. {error}"
+        ) from error
+    if not isinstance(saved, dict) or not all(key in saved for key in keys):
+        raise ConfigError(f"{str(path)!r} is no checkpoint of train_qat. Give another path.")
+    return saved
 
 
 def _rank() -> int:
