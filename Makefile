@@ -10,13 +10,14 @@ BENCH    := $(VENV)/.bench
 WORKERS  ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format fuzz bench clean
 
 help:
 	@echo "make demo    train, quantize and compare a small conv net"
 	@echo "make test    run all tests"
 	@echo "make check   lint, formatting, strict types"
 	@echo "make format  apply formatting and safe lint fixes"
+	@echo "make fuzz    try forged files, all crafted ones and many mutations (about an hour)"
 	@echo "make bench   install the benchmark packages and run benchmarks/"
 	@echo "make clean   remove .venv and caches"
 
@@ -45,6 +46,9 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+fuzz: $(READY)
+	$(BIN)/python -W ignore tests/forge/run.py --mutations 20000
 
 $(BENCH): $(READY)
 	@echo "Installing the benchmark packages ..."
