@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -47,9 +48,9 @@ def _mutate_json(header: Any, rng: random.Random) -> None:
         del owner[key]
     elif how < 0.3:
         other, at = rng.choice(places)
-        owner[key] = other[at]
+        owner[key] = copy.deepcopy(other[at])
     elif how < 0.4 and isinstance(owner, list):
-        owner.insert(key, owner[key])
+        owner.insert(key, copy.deepcopy(owner[key]))
     elif how < 0.45 and isinstance(owner, list):
         rng.shuffle(owner)
     elif how < 0.5 and isinstance(owner, dict):
