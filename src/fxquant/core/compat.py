@@ -8,7 +8,8 @@ registered here with the same schemas, so that converted graphs, torch.onnx and 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 with contextlib.suppress(ImportError):
     import torch.ao.quantization.fx._decomposed
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -202,10 +204,13 @@ QUANTIZE_OPS = (QUANTIZE, QUANTIZE_TENSOR, QUANTIZE_ROUNDING)
 DEQUANTIZE_OPS = (DEQUANTIZE, DEQUANTIZE_TENSOR, DEQUANTIZE_CHANNEL, DEQUANTIZE_GROUP)
 
 
-def interpreted(text: str) -> Callable[..., Any] | None:
-    """A function that torch's C++ interpreter runs, from the text of its graph; None if torch has none, or refuses."""
+def interpreted(text: str, name: str = "replay") -> Callable[..., Any] | None:
+    """A function that torch's C++ interpreter runs, from the text of its graph; None if torch has none, or refuses.
+
+    One that is to be saved has a `name` that begins with `__torch__.`.
+    """
     try:
-        function: Callable[..., Any] = torch._C._create_function_from_graph("replay", torch._C.parse_ir(text))
+        function: Callable[..., Any] = torch._C._create_function_from_graph(name, torch._C.parse_ir(text))
     except (AttributeError, RuntimeError):
         return None
     return function
@@ -224,6 +229,35 @@ def has_scan() -> bool:
 def scan(combine: Callable[..., Any], state: tuple[Tensor, ...], steps: Tensor, *, reverse: bool) -> Any:
     """(final state, outputs) of `combine(state, step) -> (state, output)`, as one op."""
     return _scan(combine, state, steps, reverse=reverse)
+
+
+def is_traced() -> bool:
+    """Whether torch.jit.trace writes down the ops that run."""
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+
+
+def on_plain_sizes(function: _Function) -> _Function:
+    """Hide a function that returns no tensor from torch.jit.trace: sizes are plain numbers to it."""
+
+    @functools.wraps(function)
+    def look(*args: Any) -> Any:
+        if not is_traced():
+            return function(*args)
+        with untraced():
+            return function(*args)
+
+    return look  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """A context that torch.jit.trace does not see: sizes are plain numbers in it."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def dynamo_traces() -> bool:

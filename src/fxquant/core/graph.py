@@ -30,7 +30,7 @@ from fxquant.core.encode import decode_graph, encode_graph
 from fxquant.core.loading import adapt_state
 from fxquant.core.own import own_objects
 from fxquant.core.paths import class_name, find_module, join_path
-from fxquant.errors import FirstCallError, FxQuantError, InputError
+from fxquant.errors import FirstCallError, FxQuantError, InputError, StageError
 
 log = logging.getLogger("fxquant")
 
@@ -196,6 +196,16 @@ class Region(fx.GraphModule):
             self._region.warned = True
             log.warning("module %r runs in float when called like this: %s", self._region.path, error)
         return result
+
+    def __prepare_scriptable__(self) -> Any:
+        """torch.jit.script reads source, and a converted model has kernels in place of it."""
+        if self._region.stage == "converted":
+            raise StageError(
+                "torch.jit.script cannot take a converted model: it has kernels in place of source. Use "
+                "torch.jit.trace(model, example_inputs), fxquant.save(model, path), or "
+                "torch.export.export(model, example_inputs)."
+            )
+        return self
 
     def extra_repr(self) -> str:
         engine = getattr(self._region.runner, "engine", None)

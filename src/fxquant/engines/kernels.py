@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fxquant.core import compat
 from fxquant.engines import max_pool
 from fxquant.engines.tape import recording
 
@@ -30,6 +31,8 @@ _SMALLEST = torch.finfo(torch.float32).eps  # of a scale found at run time
 
 def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A quantized tensor's integers, sharing its storage. (`x.view(dtype)` is faster, and crashes in later ops.)"""
+    if compat.is_traced():
+        return x.int_repr()
     tape = recording()
     copied = tape.integers(x, dtype) if tape is not None else None
     if copied is not None:
@@ -39,13 +42,14 @@ def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _as_quantized(x: Tensor, scale: float, zero_point: int) -> Tensor:
     """Integers as a quantized tensor, sharing their storage."""
-    if recording() is not None and x.numel() <= _COPIED:
+    if compat.is_traced() or (recording() is not None and x.numel() <= _COPIED):
         return torch._make_per_tensor_quantized_tensor(x, scale, zero_point)
     made = torch._empty_affine_quantized((0,), scale=scale, zero_point=zero_point, dtype=_QUANTIZED[x.dtype])
     return made.set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride())
 
 
 @functools.cache
+@compat.on_plain_sizes
 def _has_quantized() -> bool:
     """Whether torch has quantized tensors. It warns once that they will go; these kernels do without them then."""
     with warnings.catch_warnings():
@@ -71,7 +75,9 @@ def quantize_channels_last(
 ) -> Tensor:
     """The same for a picture on its way to a convolution: channels go last while the bytes are few."""
     q = quantize(x, scale, zero_point, quant_min, quant_max, dtype)
-    if x.dim() != 4 or x.shape[1] > _FEW or not x.is_contiguous() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or compat.is_traced():
+        return q
+    if x.dim() != 4 or x.shape[1] > _FEW or not x.is_contiguous():
         return q
     # a stack of planes is twice as fast as torch's copy into this layout
     return torch.stack(q.unbind(1), dim=-1).permute(0, 3, 1, 2)
@@ -88,7 +94,7 @@ def quantize(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: 
 
 def dequantize(q: Tensor, scale: float | Tensor, zero_point: Any) -> Tensor:
     """(q - zero_point) * scale in one pass."""
-    quick = _QUANTIZED.get(q.dtype) is not None and _fast(q) and q.numel() and _is_orderly(q)
+    quick = _QUANTIZED.get(q.dtype) is not None and _fast(q) and (compat.is_traced() or q.numel()) and _is_orderly(q)
     if quick and not isinstance(scale, Tensor):
         return _as_quantized(q, scale, zero_point).dequantize()
     steps: Tensor = q.to(torch.float32) - zero_point
@@ -138,6 +144,7 @@ def _requantize(x: Tensor, grid: Grid, dtype: torch.dtype) -> Tensor:
 
 
 @functools.cache
+@compat.on_plain_sizes
 def works(name: str) -> bool:
     """Whether torch has the binary kernel and it agrees with the formula to one step; some builds' do not."""
     kernel = getattr(torch.ops.quantized, name, None) if _has_quantized() else None
@@ -161,9 +168,9 @@ def mean(q: Tensor, scale: float, zero_point: int, dim: Any, keepdim: bool) -> T
 def quantize_dynamic(x: Tensor, symmetric: bool) -> tuple[Tensor, Any, Any]:
     """(integers, scale, zero point) on the grid of the tensor's own range: uint8, zero in the middle if symmetric.
 
-    In a run that is replayed, the grid is made of tensors.
+    In a run that is written down, the grid is made of tensors.
     """
-    if recording() is not None:
+    if recording() is not None or compat.is_traced():
         return _quantize_dynamic(x, symmetric)
     low, high = (float(value) for value in torch.aminmax(x))
     low, high = min(low, 0.0), max(high, 0.0)

@@ -20,6 +20,7 @@ Layout = bool | tuple[int, ...]
 _PICTURES = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
+@compat.on_plain_sizes
 def of(known: Tensor | Layout) -> Layout:
     """The layout that is known, or that of a tensor."""
     if not isinstance(known, Tensor):
@@ -30,6 +31,7 @@ def of(known: Tensor | Layout) -> Layout:
     return True if known.dim() in _PICTURES and strides == _last_strides(known.shape) else strides
 
 
+@compat.on_plain_sizes
 def after_conv(known: Tensor | Layout, x: Tensor, weight: Tensor, result: Tensor, geometry: Any = None) -> Layout:
     """Of a convolution: channels last if the input or the weight is. torch makes lines contiguous first.
 
@@ -48,6 +50,7 @@ def after_conv(known: Tensor | Layout, x: Tensor, weight: Tensor, result: Tensor
     return True if result.dim() == dims else _last_strides((1, *result.shape))[1:]
 
 
+@compat.on_plain_sizes
 def after_pool(known: Tensor | Layout, x: Tensor) -> Layout:
     """Of ops that know two layouts, of pictures and volumes."""
     if x.dim() not in _PICTURES:
@@ -55,11 +58,13 @@ def after_pool(known: Tensor | Layout, x: Tensor) -> Layout:
     return known if isinstance(known, bool) else _is_last(x.shape, _strides(known), x.dim())
 
 
+@compat.on_plain_sizes
 def after_cat(knowns: Sequence[Tensor | Layout], tensors: Sequence[Tensor]) -> Layout:
     """Of joined tensors: channels last if all of them are."""
     return all(after_pool(known, x) for known, x in zip(knowns, tensors, strict=True))
 
 
+@compat.on_plain_sizes
 def after_each(knowns: Sequence[Tensor | Layout], tensors: Sequence[Tensor], result: Tensor) -> Layout:
     """Of an op that is done element by element."""
     layouts = [of(known) for known in knowns]
@@ -76,14 +81,21 @@ def after_each(knowns: Sequence[Tensor | Layout], tensors: Sequence[Tensor], res
 
 def restored(x: Tensor, layout: Layout) -> Tensor:
     """The tensor in the layout that the float model would have given it; itself if it lies so."""
-    strides = _wanted(x.shape, layout)
+    strides = _wanted_strides(x, layout)
     if x.stride() == strides:
         return x
+    if compat.is_traced():  # sizes are not to be fixed
+        return x.contiguous(memory_format=_PICTURES[x.dim()] if layout is True else torch.contiguous_format)
     if isinstance(layout, tuple):
         return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
     form = _PICTURES[x.dim()] if layout else torch.contiguous_format
     # where two layouts have the same order of elements, only the strides are other ones
     return x.contiguous(memory_format=form).as_strided(x.shape, strides)
+
+
+@compat.on_plain_sizes
+def _wanted_strides(x: Tensor, layout: Layout) -> tuple[int, ...]:
+    return _wanted(x.shape, layout)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

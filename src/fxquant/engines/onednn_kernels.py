@@ -18,6 +18,8 @@ from fxquant.engines import layout
 from fxquant.engines.compiled import qconv, qlinear
 from fxquant.engines.kernels import Grid
 from fxquant.engines.pack import pack_conv, pack_linear
+from fxquant.engines.tape import recording
+from fxquant.engines.traced import call_traced
 from fxquant.passes.convert_weights import QuantizedWeight
 
 
@@ -87,12 +89,29 @@ class Kernel(nn.Module):
         if args[0].dim() == self.rank - 1:  # one sample, without a batch
             batched = (arg.unsqueeze(0) if isinstance(arg, Tensor) and arg.dim() < self.rank else arg for arg in args)
             return self(*batched).squeeze(0)
+        if compat.is_traced():
+            return self._traced(*args)
         try:
             return self.forward(*args)  # type: ignore[no-any-return]
         except RuntimeError as error:
             shapes = " and ".join(str(tuple(arg.shape)) for arg in args if isinstance(arg, Tensor))
             weight = f"{self.holder.kind} with a weight of {tuple(self.holder.weight.shape)}"
             raise RuntimeError(f"{weight} cannot take an input of {shapes}. {error}") from error
+
+    def _traced(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
+        """The call inside torch.jit.trace. A second tensor is copied: what is summed up may be an input there."""
+        given = [x] + ([] if other is None else [other]) + ([] if grid is None else list(grid))
+        state = [tensor for tensor in self.holder._buffers.values() if tensor is not None]
+
+        def call(*tensors: Tensor) -> Tensor:
+            second = tensors[1].clone() if other is not None else None
+            return self._op(x, second, grid)
+
+        return call_traced(call, [*given, *state], f"a {self.holder.kind}")  # type: ignore[list-item]
+
+    def _op(self, x: Tensor, other: Tensor | None, grid: Grid | None) -> Tensor:
+        """What a trace takes as one call: nothing in it may depend on the size of the batch."""
+        return self.forward(x, other, grid)  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "packed": None}
@@ -109,8 +128,10 @@ class Kernel(nn.Module):
         The weight is packed for inputs of the first shape that comes; the layout hardly depends on it, and the op
         changes one that it cannot use. `grid` is that of the input where it is found at run time.
         """
-        packed = self.packed
-        if packed is None or self.generation != self.holder.generation:
+        packed, tape = self.packed, recording()
+        if tape is not None and tape.packs:
+            packed = self._pack(shape)
+        elif packed is None or self.generation != self.holder.generation:
             with compat.unseen():
                 packed = self.packed = self._pack(shape)
             self.generation = self.holder.generation

@@ -55,8 +55,9 @@ class _Refusal(Exception):
 class Tape(TorchDispatchMode):
     """Writes down the ops that run while it is active. `refused` says why the run cannot be replayed, if so."""
 
-    def __init__(self, inputs: list[Tensor]) -> None:
+    def __init__(self, inputs: list[Tensor], *, packs: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.packs = packs  # packing a weight is part of the run
         self.refused = ""
         self.held: list[Tensor] = []  # made by no op: weights, constants, places
         self.places: list[Tensor] = []  # memory that every run writes to
@@ -86,13 +87,17 @@ class Tape(TorchDispatchMode):
         return made
 
     def text(self, outputs: list[Tensor]) -> str:
-        """The graph from the inputs, and the list of what is held, to these outputs."""
+        """The graph from the inputs, and the list of what is held, to these outputs. For a trace, there is no list."""
         names = [self._tensor(tensor) for tensor in outputs]
         returned = names[0] if len(names) == 1 else "%returned"
         if len(names) != 1:
             kind = ", ".join(["Tensor"] * len(names))
             self._lines.append(f"%returned : ({kind}) = prim::TupleConstruct({', '.join(names)})")
         inputs = "".join(f"{name} : Tensor, " for name in self._input_names)
+        if self.packs:  # torch.jit.trace takes no empty lists
+            inputs = _typed([*self._input_names, *self._held_names])
+            body = "\n  ".join((*self._constant_lines, *self._lines))
+            return f"graph({inputs}):\n  {body}\n  return ({returned})\n"
         unpack = [f"{_typed(self._held_names)} = prim::ListUnpack(%held)"] if self.held else []
         body = "\n  ".join((*unpack, *self._constant_lines, *self._lines))
         return f"graph({inputs}%held : Tensor[]):\n  {body}\n  return ({returned})\n"

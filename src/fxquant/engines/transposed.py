@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fxquant.core import compat
 from fxquant.engines.compiled import qconv
 from fxquant.engines.kernels import Grid
 from fxquant.engines.onednn_kernels import Kernel, Output, Tail, overload
@@ -65,16 +66,22 @@ class TransposedKernel(Kernel):
             weight, scale, bias, geometry = self._phases()
             y = qconv(x, weight, scale, None, bias, *geometry, self._grids(grid), self.output.dtype, *self._tail())
         else:
-            head, rest = self._arguments(x.shape, grid)
-            y = overload(torch.ops.onednn.qconv_pointwise, grid)(x, *head, *rest)
+            y = super()._traced(x, other, grid) if compat.is_traced() else self._op(x, other, grid)
         y = self._interleave(y, x)
         return y.squeeze(2) if line else y
 
+    def _traced(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
+        return self.forward(x, other, grid)
+
+    def _op(self, x: Tensor, other: Tensor | None, grid: Grid | None) -> Tensor:
+        head, rest = self._arguments(x.shape, grid)
+        return overload(torch.ops.onednn.qconv_pointwise, grid)(x, *head, *rest)  # type: ignore[no-any-return]
+
     def _interleave(self, y: Tensor, x: Tensor) -> Tensor:
         stride, padding, extra, groups = self.geometry
-        kernel = self.holder.weight.shape[2:]
+        kernel = tuple(self.holder.weight.shape[2:])
         if len(stride) == 1:
-            stride, padding, extra, kernel = (1, *stride), (0, *padding), (0, *extra), torch.Size((1, *kernel))
+            stride, padding, extra, kernel = (1, *stride), (0, *padding), (0, *extra), (1, *kernel)
         batch, _, rows, columns = y.shape
         y = y.permute(0, 2, 3, 1).reshape(batch, rows, columns, groups, *stride, -1)
         y = y.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, rows * stride[0], columns * stride[1], -1)

@@ -1,0 +1,91 @@
+"""torch.jit.trace of a converted model: the same bits, after saving and loading too, and at other batch sizes."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import fxquant as fq
+from zoo import ZOO
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+MODELS = ("plain", "resnet", "squeeze_excite", "functional_mlp", "vision_transformer", "unet", "activations", "tied_lm")
+
+
+def traced(model: nn.Module, args: tuple[Any, ...]) -> Any:
+    buffer = io.BytesIO()
+    with torch.no_grad():
+        torch.jit.save(torch.jit.trace(model, args), buffer)
+    buffer.seek(0)
+    return torch.jit.load(buffer)
+
+
+def same(left: Any, right: Any) -> bool:
+    pairs = zip(tree_leaves(left), tree_leaves(right), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_saved_trace_gives_the_same(name: str, mode: Any) -> None:
+    torch.manual_seed(0)
+    model, args = ZOO[name].build().eval(), ZOO[name].inputs()
+    quantized = fq.quantize(model, [args], mode=mode, example_inputs=args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = traced(quantized, args)
+    assert same(loaded(*args), quantized(*args))
+    twice = tuple(torch.cat([x, x.flip(0)]) if isinstance(x, Tensor) else x for x in args)
+    assert same(loaded(*twice), quantized(*twice))
+    other = tuple(x * 3 if isinstance(x, Tensor) and x.is_floating_point() else x for x in args)
+    assert same(loaded(*other), quantized(*other))
+
+
+class Pieces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.second(x) if float(x.sum()) < 1e9 else x  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_several_regions_are_traced() -> None:
+    model, x = Pieces().eval(), torch.randn(4, 8)
+    quantized = fq.quantize(model, [x])
+    with torch.no_grad():
+        assert same(traced(quantized, (x,))(x), quantized(x))
+
+
+def test_a_trace_needs_no_fxquant(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval(), torch.randn(2, 3, 8, 8)
+    quantized = fq.quantize(model, [x])
+    with torch.no_grad():
+        torch.jit.save(torch.jit.trace(quantized, x), tmp_path / "model.pt")
+        torch.save((x, quantized(x)), tmp_path / "pair.pt")
+    code = (
+        "import sys, torch; x, y = torch.load(sys.argv[2]); assert torch.equal(torch.jit.load(sys.argv[1])(x), y); "
+        "assert 'fxquant' not in sys.modules"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "model.pt"), str(tmp_path / "pair.pt")]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(8, 8), nn.ReLU()), Pieces()], ids=["one", "several"])
+def test_scripting_names_what_works(model: nn.Module) -> None:
+    quantized = fq.quantize(model.eval(), [torch.randn(4, 8)])
+    with pytest.raises(fq.StageError, match=r"torch\.jit\.trace.*fxquant\.save.*torch\.export"):
+        torch.jit.script(quantized)
