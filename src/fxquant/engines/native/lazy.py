@@ -33,7 +33,19 @@ class Outside:
     constant: bool = False
 
 
-Value = View | Lazy | Outside
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moved:
+    """A view whose batch is not in front, but at this axis. Other view ops may bring it back."""
+
+    view: View
+    axis: int
+
+    @property
+    def level(self) -> int:
+        return self.view.level
+
+
+Value = View | Lazy | Moved | Outside
 
 
 def lazy(view: View) -> Lazy:

@@ -143,7 +143,8 @@ class Program:
             with self._lock:
                 self._free.append(arena)
         for node in self.exports:
-            last = self.shapes[node].channels_last
+            shape = self.shapes[node]
+            last = isinstance(shape, Shape) and shape.channels_last
             env[node] = env[node].contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
         return _plain(self.output.args[0], env)
 
@@ -176,7 +177,7 @@ class Program:
             slots[export.slot] = tensor.data_ptr()
             alive.append(tensor)
             back = [0, *(1 + export.dims.index(axis) for axis in range(len(export.dims)))]
-            env[node] = tensor.permute(back)
+            env[node] = tensor.permute(back).movedim(0, export.axis)
         return alive
 
     def _call(self, node: fx.Node, env: dict[fx.Node, Any], batch: int = 0) -> Any:

@@ -16,13 +16,16 @@ from fxquant.engines.native.lazy import Outside, Value
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.read_elementwise import (
     read_act,
+    read_batch_norm,
     read_binary,
     read_dequantize,
+    read_prelu,
     read_quantize,
     read_same,
 )
 from fxquant.engines.native.read_pool import read_avg_pool, read_max_pool, read_mean
-from fxquant.engines.native.read_views import read_cat, read_split, read_view
+from fxquant.engines.native.read_rows import read_attention, read_layer_norm, read_matmul, read_softmax
+from fxquant.engines.native.read_views import read_cat, read_interpolate, read_split, read_view
 from fxquant.engines.native.read_weighted import read_group
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread, find_shapes
@@ -38,6 +41,13 @@ HANDLERS: dict[str, Handler] = {
     "max_pool": read_max_pool,
     **dict.fromkeys(("avg_pool", "adaptive_avg_pool"), read_avg_pool),
     "mean": read_mean,
+    "layer_norm": read_layer_norm,
+    "softmax": read_softmax,
+    "matmul": read_matmul,
+    "attention": read_attention,
+    "batch_norm": read_batch_norm,
+    "prelu": read_prelu,
+    "interpolate": read_interpolate,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 
 from fxquant.core.ops import argument
 from fxquant.engines.match import is_dequantize, is_quantize
@@ -15,9 +15,9 @@ from fxquant.engines.native.lazy import Lazy, Outside, Value, join, lazy
 from fxquant.engines.native.ops import pointer
 from fxquant.engines.native.pixels import Planes, quantize_planes
 from fxquant.engines.native.read_acts import act_of, grid_of_quantize
-from fxquant.engines.native.reader import Reader, is_tight
+from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape, Unread
-from fxquant.engines.native.values import Grid, View, image
+from fxquant.engines.native.values import Buffer, Grid, View, image
 
 _FEW = 4  # channels of a picture
 
@@ -33,18 +33,14 @@ def read_quantize(reader: Reader, node: fx.Node) -> Value:
     if isinstance(value, Outside):
         view = reader.take_in(value)
         return _quantize_picture(reader, node, view, grid) or reader.compute(lazy(view), node, grid)
-    if isinstance(value, View):
-        if value.grid == grid:
-            return value
-        value = lazy(value)
-    return reader.compute(value, node, grid)
+    if isinstance(value, View) and value.grid == grid:
+        return value
+    return reader.compute(value if isinstance(value, Lazy) else lazy(reader.view(source)), node, grid)
 
 
 def _quantize_picture(reader: Reader, node: fx.Node, view: View, grid: Grid) -> View | None:
-    """A picture of few channels, without a gap between its pixels if only convolutions read it."""
+    """A picture of few channels, without a gap between its pixels."""
     if len(view.shape) != 3 or view.shape[0] > _FEW or view.buffer.space != "slot":
-        return None
-    if not is_tight(reader, node):
         return None
     channels, height, width = view.shape
     out = image("u8", view.shape, reader.border(node) or (0, 0), grid, view.level + 1, tight=True)
@@ -88,8 +84,8 @@ def _operand(reader: Reader, argument_: Any) -> Lazy | float:
     if isinstance(value, Outside):
         if reader.shapes.get(argument_) is None:
             raise Unread("an operand is not a tensor")
-        value = reader.take_in(value)
-    return value if isinstance(value, Lazy) else lazy(value)
+        return lazy(reader.take_in(value))
+    return value if isinstance(value, Lazy) else lazy(reader.view(argument_))
 
 
 def read_binary(reader: Reader, node: fx.Node) -> Value:
@@ -139,3 +135,49 @@ def read_same(reader: Reader, node: fx.Node) -> Value:
     if not isinstance(source, fx.Node) or isinstance(reader.values[source], Outside):
         raise Unread("its operand is not a tensor of the program")
     return reader.values[source]
+
+
+def _per_channel(reader: Reader, values: Tensor, rank: int) -> Lazy:
+    """A parameter with a number for each channel, the first axis of a sample."""
+    if values.dtype != torch.float32 or values.device.type != "cpu":
+        raise Unread("a parameter is not float32 on the CPU")
+    offset = reader.constants.put(values.detach().contiguous().numpy())
+    buffer = Buffer(dtype="f32", size=values.numel(), space="constant", offset=offset)
+    shape = (values.numel(), *(1,) * (rank - 1))
+    return lazy(View(buffer=buffer, shape=shape, strides=(1, *(0,) * (rank - 1))))
+
+
+def read_batch_norm(reader: Reader, node: fx.Node) -> Value:
+    """By the running statistics: x * scale + shift."""
+    module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if not isinstance(module, nn.modules.batchnorm._BatchNorm) or module.training or module.running_var is None:
+        raise Unread("it takes statistics of the batch")
+    assert module.running_mean is not None
+    with torch.no_grad():
+        scale = torch.rsqrt(module.running_var + module.eps)
+        scale = scale if module.weight is None else scale * module.weight
+        shift = -module.running_mean * scale
+        shift = shift if module.bias is None else shift + module.bias
+    shape = reader.shape(node)
+    made = join("mul", _tensor(reader, node.args[0]), _per_channel(reader, scale, len(shape)), shape)
+    return settle(reader, join("add", made, _per_channel(reader, shift, len(shape)), shape), node)
+
+
+def read_prelu(reader: Reader, node: fx.Node) -> Value:
+    """max(x, 0) + weight * min(x, 0)"""
+    module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
+    weight = module.weight if isinstance(module, nn.PReLU) else reader.constant_of(node.args[1])
+    shape = reader.shape(node)
+    if not isinstance(weight, Tensor) or (weight.numel() > 1 and weight.numel() != shape[0]):
+        raise Unread("its weight does not fit the channels")
+    x = _tensor(reader, node.args[0])
+    slope = _per_channel(reader, weight.detach().reshape(-1).expand(shape[0]), len(shape))
+    low = join("mul", join("min", x, 0.0, shape), slope, shape)
+    return settle(reader, join("add", join("max", x, 0.0, shape), low, shape), node)
+
+
+def _tensor(reader: Reader, node: object) -> Lazy:
+    found = _operand(reader, node)
+    if not isinstance(found, Lazy):
+        raise Unread("an operand is not a tensor")
+    return found

@@ -12,10 +12,11 @@ from torch import Tensor, fx
 
 from fxquant.core.ops import argument
 from fxquant.engines.native.layouts import copy_dense
-from fxquant.engines.native.lazy import Outside, Value, lazy
+from fxquant.engines.native.lazy import Moved, Outside, Value, lazy
 from fxquant.engines.native.reader import Reader, is_image
 from fxquant.engines.native.shapes import Shape, Unread
-from fxquant.engines.native.values import View, broadcast, dense, image, read_back, stand_in
+from fxquant.engines.native.values import View, batch_axis, broadcast, dense, image, read_back, stand_in
+from fxquant.engines.support import setting
 
 
 def _run(reader: Reader, node: fx.Node, tensor: Tensor, source: fx.Node) -> Any:
@@ -55,13 +56,29 @@ def read_view(reader: Reader, node: fx.Node) -> Value:
         return _expand_constant(reader, node, value)
     if len(node.all_input_nodes) > 1 and any(isinstance(reader.shapes.get(o), Shape) for o in node.all_input_nodes[1:]):
         raise Unread("it takes places from a tensor")
-    view = reader.view(source)
-    shape = reader.shape(node)
-    found = _as_view(reader, node, view, source)
+    found = _as_view(reader, node, _stands_for(reader, value, source), source)
+    if found is None and not isinstance(value, Moved):
+        copied = copy_dense(reader, reader.view(source), tight=True)
+        found = _as_view(reader, node, (copied, stand_in(copied)), source)
     if found is None:
-        found = _as_view(reader, node, copy_dense(reader, view), source)
-    if found is None or found.shape != shape:
         raise Unread("it moves data in a way that no view does")
+    return found
+
+
+def _stands_for(reader: Reader, value: Value, source: fx.Node) -> tuple[View, Tensor]:
+    """A view, and the tensor without memory that an op gets for it."""
+    if isinstance(value, Moved):
+        return value.view, stand_in(value.view).movedim(0, value.axis)
+    view = reader.view(source)
+    return view, stand_in(view)
+
+
+def _value(view: View, tensor: Any) -> View | Moved | None:
+    """What a tensor stands for that was made of a view's stand-in."""
+    found = read_back(view, tensor)
+    if found is None and isinstance(tensor, Tensor) and (axis := batch_axis(tensor)) is not None:
+        moved = read_back(view, tensor.movedim(axis, 0))
+        return Moved(view=moved, axis=axis) if moved is not None else None
     return found
 
 
@@ -77,9 +94,10 @@ def _expand_constant(reader: Reader, node: fx.Node, value: Outside) -> View:
     return found
 
 
-def _as_view(reader: Reader, node: fx.Node, view: View, source: fx.Node) -> View | None:
+def _as_view(reader: Reader, node: fx.Node, given: tuple[View, Tensor], source: fx.Node) -> View | Moved | None:
+    view, tensor = given
     try:
-        return read_back(view, _run(reader, node, stand_in(view), source))
+        return _value(view, _run(reader, node, tensor, source))
     except RuntimeError:  # torch's view ops refuse strides that do not fit
         return None
 
@@ -91,13 +109,13 @@ def read_split(reader: Reader, node: fx.Node) -> Value:
         raise Unread("its operand is not a tensor of the program")
     if any(user.target is not operator.getitem for user in node.users):
         raise Unread("its pieces are used as a list")
-    view = reader.view(source)
-    found = [read_back(view, piece) for piece in _run(reader, node, stand_in(view), source)]
+    view, tensor = _stands_for(reader, reader.values[source], source)
+    found = [_value(view, piece) for piece in _run(reader, node, tensor, source)]
     pieces = [piece for piece in found if piece is not None]
     if len(pieces) != len(found):
         raise Unread("it splits the batch")
     reader.splits[node] = pieces
-    return view
+    return reader.values[source]
 
 
 def read_cat(reader: Reader, node: fx.Node) -> Value:
@@ -141,3 +159,28 @@ def _joined(reader: Reader, node: fx.Node, shape: tuple[int, ...], grid: Any, vi
     if len(shape) == 3 and (pad is not None or any(is_image(view) for view in views)):
         return image("f32" if grid is None else "u8", shape, pad or (0, 0), grid, level)
     return dense("f32" if grid is None else "u8", shape, tuple(range(len(shape))), grid, level)
+
+
+def read_interpolate(reader: Reader, node: fx.Node) -> Value:
+    """Nearest pixels, a whole number of times: each is read so often."""
+    module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
+    name = str(getattr(node.target, "__name__", node.target))
+    mode = setting(node, module, 3, "mode", "nearest") if "aten" not in str(node.target) else name
+    if "nearest" not in str(mode) and "upsample_nearest" not in name:
+        raise Unread("it interpolates")
+    view, shape = reader.view(node.args[0]), reader.shape(node)
+    if len(shape) != 3:
+        raise Unread("it is no image")
+    (channels, height, width), (c, h, w) = view.shape, view.strides
+    ys, xs = shape[1] // height, shape[2] // width
+    if (height * ys, width * xs) != shape[1:]:
+        raise Unread("its size is not a multiple of its input's")
+    pad = next((found for end in (node, *node.users) if (found := reader.border(end)) is not None), None)
+    level = view.level + view.level % 2
+    out = image(view.dtype, shape, (pad if view.grid is not None else None) or (0, 0), view.grid, level)
+    pieces = (channels, height, ys, width, xs)
+    source = replace(view, shape=pieces, strides=(c, h, 0, w, 0))
+    row, pixel = out.strides[1:]
+    target = replace(out, shape=pieces, strides=(1, row * ys, row, pixel * xs, pixel))
+    reader.compute(lazy(source), None, view.grid, target)
+    return out

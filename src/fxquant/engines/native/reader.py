@@ -26,7 +26,7 @@ from fxquant.core.ops import OPS, OpTable
 from fxquant.core.paths import get_attr
 from fxquant.engines.native import elementwise
 from fxquant.engines.native.elementwise import Access, Elementwise
-from fxquant.engines.native.lazy import Lazy, Outside, Value, lazy, shown
+from fxquant.engines.native.lazy import Lazy, Moved, Outside, Value, lazy, shown
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import Constants, Op, Pointer, levels, pointer
 from fxquant.engines.native.pixels import Border, fill_border
@@ -53,6 +53,7 @@ class Export:
     view: View
     slot: int
     dims: tuple[int, ...]
+    axis: int = 0  # of the batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,10 +83,10 @@ class Reader:
     sizes: Mapping[fx.Node, Any] = field(default_factory=dict)  # values that are no tensors, for a batch of 2
     fused: set[fx.Node] = field(default_factory=set)  # nodes that the kernel of a weighted op takes in
     taken: dict[fx.Node, View] = field(default_factory=dict)  # quantize nodes that another kernel takes in
-    splits: dict[fx.Node, list[View]] = field(default_factory=dict)
+    splits: dict[fx.Node, list[View | Moved]] = field(default_factory=dict)
     _slots: int = 0
 
-    def attempt(self, make: Callable[[], View | Lazy | Outside]) -> Value:
+    def attempt(self, make: Callable[[], Value]) -> Value:
         """What `make` returns; if it raises Unread, all that it did is undone."""
         count, values = len(self.ops), dict(self.values)
         try:
@@ -113,6 +114,8 @@ class Reader:
             value = self.values[node] = self.compute(value, node)
         elif isinstance(value, Outside):
             value = self.take_in(value)
+        elif isinstance(value, Moved):
+            raise Unread("its operand has no batch in front")
         return value
 
     def bytes(self, node: object) -> View:
@@ -346,10 +349,9 @@ class Reader:
         """Make the native tensor of a node one of torch's."""
         if node in self.exports:
             return self.exports[node]
-        view = self.view(node)
-        shape = self.shapes[node]
-        assert isinstance(shape, Shape)
-        integers = shape.dtype == torch.uint8
+        value = self.values[node]
+        view = value.view if isinstance(value, Moved) else self.view(node)
+        integers = self.sizes[node].dtype == torch.uint8
         order = axes_by_stride(view)
         size = math.prod(view.shape)
         slot = self.new_slot()
@@ -367,7 +369,8 @@ class Reader:
             level=levels([view]),
         )
         self.compute(lazy(view), None, out.grid, out)
-        self.exports[node] = Export(view=out, slot=slot, dims=order)
+        axis = value.axis if isinstance(value, Moved) else 0
+        self.exports[node] = Export(view=out, slot=slot, dims=order, axis=axis)
         return self.exports[node]
 
 
@@ -379,14 +382,6 @@ def readers(node: fx.Node) -> list[fx.Node]:
     for user in node.users:
         found += readers(user) if user.target in (compat.QUANTIZE, *compat.DEQUANTIZE_OPS) else [user]
     return found
-
-
-def is_tight(reader: Reader, node: fx.Node) -> bool:
-    """Whether only convolutions of all channels read a tensor: they need no gap between pixels."""
-    from fxquant.engines.native.groups import padding_of
-
-    found = readers(node)
-    return bool(found) and all(padding_of(reader, user) is not None and user.args[6:7] in ((), (1,)) for user in found)
 
 
 def is_image(view: View) -> bool:

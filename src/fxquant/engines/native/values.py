@@ -101,6 +101,12 @@ def read_back(view: View, tensor: Any) -> View | None:
     return replace(view, shape=shape, strides=strides, offset=int(tensor.storage_offset()))
 
 
+def batch_axis(tensor: Tensor) -> int | None:
+    """Where a stand-in has its batch, if it has one."""
+    found = [axis for axis, stride in enumerate(tensor.stride()) if stride == _APART and tensor.shape[axis] == _BATCH]
+    return found[0] if len(found) == 1 else None
+
+
 def broadcast(view: View, shape: tuple[int, ...]) -> View | None:
     """The view with the shape of one sample of a batch, as torch broadcasts it; None if it does not."""
     full = (_BATCH, *shape)
@@ -118,13 +124,18 @@ def round_up(value: int, to: int = 16) -> int:
     return -(-value // to) * to
 
 
-def dense(dtype: DType, shape: tuple[int, ...], dims: tuple[int, ...], grid: Grid | None, level: int) -> View:
-    """A new buffer with a view of it. `dims` are the axes from the outermost to the innermost, which is rounded up."""
+def dense(
+    dtype: DType, shape: tuple[int, ...], dims: tuple[int, ...], grid: Grid | None, level: int, tight: bool = False
+) -> View:
+    """A new buffer with a view of it. `dims` are the axes from the outermost to the innermost.
+
+    The innermost is rounded up to a multiple of 16, unless there is to be no gap (`tight`).
+    """
     strides = [0] * len(shape)
     size = 1
     for place, axis in enumerate(reversed(dims)):
         strides[axis] = size
-        size *= round_up(shape[axis]) if place == 0 else shape[axis]
+        size *= round_up(shape[axis]) if place == 0 and not tight else shape[axis]
     buffer = Buffer(dtype=dtype, size=max(size, 16))
     return View(buffer=buffer, shape=shape, strides=tuple(strides), grid=grid, level=level)
 

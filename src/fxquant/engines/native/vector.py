@@ -236,12 +236,13 @@ class Kernel(Function):
         self.store(f"<{kept} x {type_}>", value, address)
 
     def load_part(self, type_: str, count: int, kept: int, address: str) -> str:
-        """Load `kept` elements into a vector of `count`."""
+        """Load `kept` elements into a vector of `count`; the others are zero."""
         value = self.load(f"<{kept} x {type_}>", address)
         if kept == count:
             return value
-        picked = [index if index < kept else 0 for index in range(count)]
-        return self.value(f"shufflevector <{kept} x {type_}> {value}, <{kept} x {type_}> poison, {indices(picked)}")
+        picked = [min(index, kept) for index in range(count)]
+        narrow = f"<{kept} x {type_}>"
+        return self.value(f"shufflevector {narrow} {value}, {narrow} zeroinitializer, {indices(picked)}")
 
 
 def pack_quads(quads: NDArray[np.int8], machine: Machine) -> NDArray[np.uint8]:

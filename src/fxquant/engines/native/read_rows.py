@@ -1,0 +1,184 @@
+"""Layer norm, softmax, products of two tensors, and attention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from fxquant.core.ops import argument
+from fxquant.engines.match import is_quantize, only_user
+from fxquant.engines.native import matmul, rows
+from fxquant.engines.native.layouts import copy_dense
+from fxquant.engines.native.lazy import Value, join, lazy
+from fxquant.engines.native.matmul import Matmul
+from fxquant.engines.native.ops import pointer
+from fxquant.engines.native.read_acts import grid_of_quantize
+from fxquant.engines.native.reader import Reader
+from fxquant.engines.native.rows import Rows
+from fxquant.engines.native.shapes import Unread
+from fxquant.engines.native.values import View, broadcast, collapse, dense, round_up
+from fxquant.engines.support import setting
+
+
+def _dense_rows(reader: Reader, node: object) -> View:
+    """An operand of floats whose last axis is dense."""
+    view = reader.floats(node)
+    if not view.shape:
+        raise Unread("its operand has no axis")
+    return view if view.strides[-1] == 1 and view.batched else copy_dense(reader, view)
+
+
+def _emit_rows(reader: Reader, spec: Rows, x: View, out: View, params: object, label: str) -> None:
+    leading = x.shape[:-1]
+    steps = [tuple(step * view.buffer.element for step in view.strides[:-1]) for view in (x, out)]
+    dims, strides = collapse(leading, steps, tuple(range(len(leading))))
+    spec = replace(spec, dims=tuple(zip(dims, *strides, strict=True)) or ((1, 0, 0),))
+    reader.emit(
+        rows.emit,
+        spec,
+        (pointer(x), reader.constant(params), pointer(out)),
+        [x],
+        out,
+        rows=spec.dims[0][0],
+        label=f"{label} {'x'.join(map(str, x.shape))}",
+    )
+
+
+def read_layer_norm(reader: Reader, node: fx.Node) -> Value:
+    """Over the last axis, with the quantize that follows."""
+    module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
+    shape = tuple(setting(node, module, 1, "normalized_shape", ()))
+    eps = float(setting(node, module, 4, "eps", 1e-5))
+    x = _dense_rows(reader, node.args[0])
+    if len(shape) != 1:
+        raise Unread("it normalizes over several axes")
+    parameters = []
+    for position, name in ((2, "weight"), (3, "bias")):
+        found = (
+            getattr(module, name)
+            if module is not None
+            else reader.constant_of(setting(node, None, position, name, None))
+        )
+        values = torch.full(shape, 1.0 if name == "weight" else 0.0) if found is None else found
+        if not isinstance(values, Tensor) or values.dtype != torch.float32 or values.device.type != "cpu":
+            raise Unread("a parameter is not float32 on the CPU")
+        padded = np.zeros(round_up(shape[0]), np.float32)
+        padded[: shape[0]] = values.detach().numpy()
+        parameters.append(padded)
+    after = only_user(node)
+    grid = grid_of_quantize(reader, after) if after is not None and is_quantize(after) else None
+    numbers = (1.0, 0.0) if grid is None else (1.0 / grid.scale, grid.zero)
+    params = np.concatenate((*parameters, np.repeat(np.array(numbers, np.float32), 16)))
+    level = x.level + x.level % 2
+    out = dense("f32" if grid is None else "u8", x.shape, _order(x), grid, level)
+    low, high = (0, 255) if grid is None else (grid.low, grid.high)
+    spec = Rows(kind="layer_norm", dims=(), length=shape[0], eps=eps, out=out.dtype, low=low, high=high)
+    _emit_rows(reader, spec, x, out, params, "layer norm")
+    if grid is not None and after is not None:
+        reader.taken[after] = out
+    return out
+
+
+def _order(view: View) -> tuple[int, ...]:
+    """Axes as they lie in memory, the last one innermost."""
+    leading = range(len(view.shape) - 1)
+    return (*sorted(leading, key=lambda axis: -view.strides[axis]), len(view.shape) - 1)
+
+
+def read_softmax(reader: Reader, node: fx.Node) -> Value:
+    """Over the last axis."""
+    module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
+    axis = setting(node, module, 1, "dim", None)
+    x = _dense_rows(reader, node.args[0])
+    if axis not in (-1, len(x.shape)) or any(node.kwargs.get(name) is not None for name in ("dtype", "_stacklevel")):
+        raise Unread("it runs over another axis than the last")
+    return _softmax(reader, x, 1.0)
+
+
+def _softmax(reader: Reader, x: View, scale: float) -> View:
+    out = dense("f32", x.shape, _order(x), None, x.level + x.level % 2)
+    spec = Rows(kind="softmax", dims=(), length=x.shape[-1])
+    _emit_rows(reader, spec, x, out, np.full(16, scale, np.float32), "softmax")
+    return out
+
+
+def read_matmul(reader: Reader, node: fx.Node) -> Value:
+    """The product of two tensors of floats."""
+    op = reader.table.of_node(node, reader.region)
+    assert op is not None
+    a, b = reader.floats(argument(node, op, 0)), reader.floats(argument(node, op, 1))
+    return product(reader, a, b, reader.shape(node))
+
+
+def product(reader: Reader, a: View, b: View, shape: tuple[int, ...], order: tuple[int, ...] = ()) -> View:
+    """a @ b, broadcast over the leading axes as torch does; `order` is that of the axes in memory."""
+    if len(a.shape) < 2 or len(b.shape) < 2 or len(shape) < 2:
+        raise Unread("an operand is a vector")
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    lead = shape[:-2]
+    wide_a, wide_b = broadcast(a, (*lead, m, k)), broadcast(b, (*lead, k, n))
+    if wide_a is None or wide_b is None:
+        raise Unread("its operands do not broadcast")
+    if wide_b.strides[-1] != 1 or b.buffer.space not in ("arena", "kept"):
+        copied = copy_dense(reader, b if b.batched else wide_b)
+        found = broadcast(copied, (*lead, k, n))
+        assert found is not None
+        wide_b = found
+    order = order or tuple(range(len(shape)))
+    out = dense("f32", shape, order, None, max(wide_a.level, wide_b.level))
+    out = replace(out, level=out.level + out.level % 2)
+    steps = [tuple(4 * step for step in view.strides[:-2]) for view in (wide_a, wide_b, out)]
+    dims, strides = collapse(lead, steps, tuple(range(len(lead))))
+    spec = Matmul(
+        batch=tuple(zip(dims, *strides, strict=True)) or ((1, 0, 0, 0),),
+        rows=m,
+        inner=k,
+        columns=round_up(n),
+        a_row=4 * wide_a.strides[-2],
+        a_inner=4 * wide_a.strides[-1],
+        b_inner=4 * wide_b.strides[-2],
+        out_row=4 * out.strides[-2],
+    )
+    reader.emit(
+        matmul.emit,
+        spec,
+        (pointer(wide_a), pointer(wide_b), pointer(out)),
+        [wide_a, wide_b],
+        out,
+        rows=spec.batch[0][0],
+        label=f"matmul {'x'.join(map(str, (*lead, m, k, n)))}",
+        macs=math.prod(lead) * m * k * n,
+    )
+    return out
+
+
+def read_attention(reader: Reader, node: fx.Node) -> Value:
+    """softmax(q k^T * scale + mask) v"""
+    op = reader.table.of_node(node, reader.region)
+    assert op is not None
+    q, k, v = (reader.floats(argument(node, op, index)) for index in range(3))
+    mask, dropout = argument(node, op, 3), argument(node, op, 4, 0.0)
+    if dropout or argument(node, op, 5, False) or node.kwargs.get("enable_gqa"):
+        raise Unread("it has settings that the kernel lacks")
+    scale = node.kwargs.get("scale")
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)  # type: ignore[arg-type]
+    if len(q.shape) < 2 or len(k.shape) != len(q.shape):
+        raise Unread("its operands have other axes")
+    swapped = replace(
+        k, shape=(*k.shape[:-2], k.shape[-1], k.shape[-2]), strides=(*k.strides[:-2], k.strides[-1], k.strides[-2])
+    )
+    scores = product(reader, q, swapped, (*q.shape[:-1], k.shape[-2]))
+    if mask is not None:
+        added = reader.floats(mask)
+        total = join("mul", lazy(scores), scale, scores.shape)
+        scores = reader.compute(join("add", total, lazy(added), scores.shape), None)
+        scale = 1.0
+    shares = _softmax(reader, scores, scale)
+    shape = reader.shape(node)
+    # heads beside one another, as they are joined afterwards; a last vector must not reach into the next head
+    beside = (1, 0, 2) if len(shape) == 3 and shape[2] % 16 == 0 else ()
+    return product(reader, shares, v, shape, beside)
