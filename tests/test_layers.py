@@ -5,7 +5,8 @@
 
 `compat` (torch.ao's names) stands on quantize_fx, beside api.
 
-`modules` (stock modules in a form that quantizes) stands on capture and is put in by assemble.
+`modules` (stock modules in a form that quantizes) stands on capture. Engines and export know its parts, and assemble
+puts them in.
 
 `targets` stands beside that line and imports core only. `errors` is open to all. The deprecated parts of torch are
 imported in core/compat.py and nowhere else.
@@ -38,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "numerics": {"errors", "core"},
     "capture": _TO_NUMERICS,
     "passes": _TO_NUMERICS,
-    "engines": _TO_PASSES | {"targets", "export"},
+    "engines": _TO_PASSES | {"targets", "export", "modules"},
     "export": _TO_PASSES | {"targets", "modules"},
     "flows": _TO_ENGINES,
     "report": _TO_FLOWS,

@@ -272,6 +272,19 @@ def _unpickle(state: dict[str, Any], rows: dict[str, Any]) -> Region:
     return _rebuild(state, decode_graph(rows))
 
 
+def scan_all(step: nn.Module, x: torch.Tensor, state: tuple[torch.Tensor, ...], backwards: bool) -> Any:
+    """(outputs, final state) of `state = step(x[t], *state)` for all t, if the engine of the step has that as one call.
+
+    None if it has not, or does not take this call: then the steps are run one by one.
+    """
+    if not isinstance(step, Region) or torch.compiler.is_compiling():
+        return None
+    scan = getattr(step._region.runner, "scan", None)
+    if scan is not None and step._region.filled is not None:
+        step._region.filled.ready(step)
+    return None if scan is None else scan(step, x, state, backwards)
+
+
 def regions(model: nn.Module) -> Iterator[tuple[str, Region]]:
     """The regions of a model with their paths; a fully traced model has one, at the path ''."""
     for path, module in model.named_modules():

@@ -22,6 +22,7 @@ from typing_extensions import Self
 
 from fxquant.capture.wrap import wrap
 from fxquant.core import compat
+from fxquant.core.graph import scan_all
 from fxquant.modules.cells import State, make_step
 from fxquant.modules.linears import linear_of
 
@@ -121,6 +122,8 @@ def _scan(
     projected = direction.ih(x)
     if sizes is None and torch.compiler.is_exporting() and compat.has_scan():
         return _scan_in_graph(direction.step, projected, state, backwards)
+    if sizes is None and (at_once := scan_all(direction.step, projected, state, backwards)) is not None:
+        return at_once  # type: ignore[no-any-return]
     steps = projected.unbind(0) if sizes is None else projected.split(list(sizes))
     outputs: list[Tensor] = []
     for step in reversed(steps) if backwards else steps:

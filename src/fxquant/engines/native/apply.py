@@ -61,4 +61,4 @@ def _try(region: Region, runner: NativeRunner) -> str:
             runner(region, (), example)
         except (RuntimeError, IndexError, ValueError) as error:  # of the inputs, which are made up
             log.info("engine='native' makes no code for made-up inputs, on which the graph fails: %s", error)
-    return "; ".join(runner.refused.values())
+    return "" if runner.scan.reads(region) else "; ".join(runner.refused.values())

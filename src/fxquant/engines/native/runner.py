@@ -23,9 +23,10 @@ from fxquant.engines.native.compiler import Library
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
+from fxquant.engines.native.scan import Scans
 from fxquant.engines.native.shapes import Unread, is_channels_last
 from fxquant.engines.unsigned import move_up
-from fxquant.engines.watch import Watch, called_modules, watch
+from fxquant.engines.watch import Watch, has_hooks, watch
 from fxquant.errors import FxQuantError
 from fxquant.passes.fill_grids import filled_graph
 
@@ -60,6 +61,7 @@ class NativeRunner:
         self.told: set[str] = set()
         self.outside: dict[str, str] = {}  # nodes that Python runs, and why
         self._lock = threading.RLock()
+        self.scan = Scans(self.machine)  # all steps at once, of the step of a recurrent layer
 
     def renew(self) -> None:
         """The region has other tensors: its programs are made again from them."""
@@ -67,6 +69,7 @@ class NativeRunner:
         self.programs.clear()
         self.refused.clear()
         self.failed = ""
+        self.scan = Scans(self.machine)
 
     @property
     def engine(self) -> str:
@@ -82,7 +85,7 @@ class NativeRunner:
         if inputs is None or key is None:
             return self._pass_on(region, args, kwargs, "for arguments without a batch of tensors on the CPU")
         if self.watch is None or not self.watch.holds():
-            if _has_hooks(region):
+            if has_hooks(region):
                 return self._pass_on(region, args, kwargs, "with hooks")
             with self._lock:
                 self.programs.clear()
@@ -208,7 +211,3 @@ def key_of(inputs: Sequence[Any]) -> Key | None:
 def _is_plain(value: Tensor) -> bool:
     usual = value.device.type == "cpu" and value.layout == torch.strided and value.dim() > 0
     return usual and math.prod(value.shape) > 0 and not value.is_neg() and not value.is_conj()
-
-
-def _has_hooks(region: Region) -> bool:
-    return any(module._forward_hooks or module._forward_pre_hooks for module in called_modules(region))

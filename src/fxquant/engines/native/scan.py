@@ -1,0 +1,207 @@
+"""The step of a recurrent layer, run over a whole sequence in one native call.
+
+`fxquant.modules` calls the step once for each time step. Its region's runner may take all of them at once: the graph of
+the step is read, and where it is one of the cells that there is a kernel for (recurrent.py), `Scan` runs it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx
+
+from fxquant.core import compat
+from fxquant.core.graph import Region
+from fxquant.engines.agreement import compare, nudge
+from fxquant.engines.match import weight_holder
+from fxquant.engines.native.compiler import Library, module_text, object_code
+from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.program import aligned
+from fxquant.engines.native.recurrent import Cell, emit, pack
+from fxquant.engines.native.shapes import Unread
+from fxquant.engines.watch import Watch, has_hooks, watch
+from fxquant.errors import FxQuantError
+from fxquant.modules.cells import gru_gates, lstm_gates, rnn_gates
+from fxquant.passes.fill_grids import filled_graph
+
+log = logging.getLogger("fxquant")
+
+_PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 7, *[ctypes.c_int64] * 4)
+_LINEAR = torch.nn.functional.linear
+_COMPARED = 4  # steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """A step that was read: its cell, and the tensors of its linear, as the kernel takes them."""
+
+    cell: Cell
+    weight: NDArray[np.int8]
+    scale: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    header: NDArray[np.float32]
+
+
+def read_step(region: Region, graph: fx.Graph, machine: Machine) -> _Step:
+    """Read the graph of a step. Raises `Unread` for what there is no kernel for."""
+    gates = next((node for node in graph.nodes if node.target in (lstm_gates, gru_gates, rnn_gates)), None)
+    if gates is None:
+        raise Unread("it is not the step of a recurrent layer")
+    kind = {lstm_gates: "lstm", gru_gates: "gru", rnn_gates: "rnn"}[gates.target]
+    if kind == "rnn":
+        kind = "rnn_relu" if gates.args[2] else "rnn_tanh"
+    linear = gates.args[1]
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    state = inputs[1]
+    returned = next(node for node in graph.nodes if node.op == "output").args[0]
+    wanted = [(gates, index) for index in range(2)] if kind == "lstm" else [(gates, None)]
+    if [_item(node) for node in returned] != wanted or linear.target is not _LINEAR:
+        raise Unread("its state is projected, or not what its gates give")
+    rest = {"lstm": inputs[2:], "gru": [state]}.get(kind, [])
+    if gates.args[0] is not inputs[0] or list(gates.args[2 : 2 + len(rest)]) != rest:
+        raise Unread("its inputs are not those of the layer")
+    holder = weight_holder(region, linear.args[1])
+    if holder is None or holder.weight.dtype != torch.int8 or holder.weight_zero_point is not None:
+        raise Unread("its weight is not int8 without zero points")
+    if holder.spec.granularity == "per_group":
+        raise Unread("its weight has a scale for each group")
+    weight = holder.weight.numpy()
+    scale = np.broadcast_to(holder.weight_scale.double().numpy(), (weight.shape[0],))
+    bias = np.zeros(weight.shape[0]) if holder.bias is None else holder.dequantized("bias").double().numpy()
+    return _grid(linear.args[0], state, kind, (weight, scale, bias), machine)
+
+
+def _item(node: Any) -> tuple[Any, int | None]:
+    """(source, index) of an item, or the node itself."""
+    if isinstance(node, fx.Node) and node.target is operator.getitem:
+        return node.args[0], int(node.args[1])  # type: ignore[arg-type]
+    return node, None
+
+
+def _grid(x: fx.Node, state: fx.Node, kind: Any, tensors: Sequence[Any], machine: Machine) -> _Step:
+    """How the state is quantized before it is multiplied."""
+    weight, scale, bias = tensors
+    hidden, header = weight.shape[1], np.zeros(32, np.float32)
+    if weight.shape[0] % hidden:
+        raise Unread("its state is projected")
+    if x is state:
+        return _Step(
+            cell=Cell(kind=kind, hidden=hidden, grid="none"), weight=weight, scale=scale, bias=bias, header=header
+        )
+    q = x.args[0] if x.target in (compat.DEQUANTIZE, compat.DEQUANTIZE_TENSOR) else None
+    if not isinstance(q, fx.Node) or q.args[0] is not state:
+        raise Unread("its state is quantized in another way")
+    low, high, dtype = q.args[3:6]
+    moved = 128 if dtype == torch.int8 else 0
+    low, high = int(low) + moved, int(high) + moved  # type: ignore[arg-type]
+    if q.target is compat.QUANTIZE and dtype in (torch.uint8, torch.int8):
+        step, zero = float(q.args[1]), int(q.args[2]) + moved  # type: ignore[arg-type]
+        header[:16], header[16:] = 1.0 / step, zero
+        cell = Cell(kind=kind, hidden=hidden, grid="fixed", low=low, high=high)
+        total = weight.astype(np.int64).sum(1)
+        bias = bias + (machine.shift - zero) * step * scale * total
+        return _Step(cell=cell, weight=weight, scale=scale * step, bias=bias, header=header)
+    choose = _item(q.args[1])[0]
+    if q.target is not compat.QUANTIZE_TENSOR or getattr(choose, "target", None) is not compat.CHOOSE_QPARAMS:
+        raise Unread("its state is quantized in another way")
+    if (low, high) != (0, 255) or dtype != torch.uint8 or choose.args[0] is not state:
+        raise Unread("its state is quantized in another way")
+    cell = Cell(kind=kind, hidden=hidden, grid="found", eps=float(choose.args[3]))
+    return _Step(cell=cell, weight=weight, scale=scale, bias=bias, header=header)
+
+
+class Scan:
+    """A step's kernel with its weights. Several threads may call it."""
+
+    def __init__(self, step: _Step, machine: Machine) -> None:
+        self.cell = step.cell
+        text = module_text([emit("scan", step.cell, machine)], machine)
+        self.library = Library(object_code(text, machine), machine)
+        self.function = _PROTOTYPE(self.library.address("scan"))
+        weights, params = pack(step.weight, step.scale, step.bias, step.cell, machine)
+        self.weights, self.params = aligned(weights.nbytes + 256), aligned(4 * (32 + params.size))
+        self.weights[: weights.nbytes] = weights
+        self.params.view(np.float32)[:] = np.concatenate((step.header, params))
+
+    def __call__(self, x: Tensor, state: tuple[Tensor, ...], backwards: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """(outputs, final state) for inputs [steps, rows, gates * hidden]."""
+        x = x.detach().contiguous()
+        steps, rows, hidden = x.shape[0], x.shape[1], self.cell.hidden
+        first, *others = (each.detach().contiguous() for each in state)
+        cell = others[0].clone() if others else x.new_empty(1)
+        out = x.new_empty(steps, rows, hidden)
+        scratch = np.zeros(rows * self.cell.row + 256, np.uint8)
+        sign, start = (-1, steps - 1) if backwards else (1, 0)
+        x_step, out_step = 4 * x.stride(0), 4 * rows * hidden
+        self.function(
+            *(x.data_ptr() + start * x_step, self.weights.ctypes.data, self.params.ctypes.data, first.data_ptr()),
+            *(cell.data_ptr(), scratch.ctypes.data, out.data_ptr() + start * out_step),
+            *(steps, rows, sign * x_step, sign * out_step),
+        )
+        h = out[0 if backwards else -1].clone()
+        return out, (h, cell) if others else (h,)
+
+
+class Scans:
+    """The scan of a region that is the step of a recurrent layer; made when it is first asked for."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.scan: Scan | None = None
+        self.refused = ""  # why there is none
+        self.watch: Watch | None = None
+
+    def __call__(self, region: Region, x: Tensor, state: tuple[Tensor, ...], backwards: bool) -> Any:
+        """(outputs, final state), or None if the steps have to be run one by one."""
+        usual = all(type(each) is Tensor and each.dtype == torch.float32 and each.is_cpu for each in (x, *state))
+        if not usual or not x.numel() or not compat.plain_mode():
+            return None
+        if self.watch is None or not self.watch.holds():
+            if has_hooks(region):
+                return None
+            self._make(region, x, state)
+        return None if self.scan is None or not self._takes(x, state) else self.scan(x, state, backwards)
+
+    def reads(self, region: Region) -> bool:
+        """Whether the region is a step that there is a kernel for."""
+        try:
+            read_step(region, filled_graph(region), self.machine)
+        except Unread:
+            return False
+        return True
+
+    def _takes(self, x: Tensor, state: tuple[Tensor, ...]) -> bool:
+        assert self.scan is not None
+        cell, rows = self.scan.cell, x.shape[1]
+        return x.shape[2] == cell.gates * cell.hidden and all(each.shape == (rows, cell.hidden) for each in state)
+
+    def _make(self, region: Region, x: Tensor, state: tuple[Tensor, ...]) -> None:
+        self.scan, self.refused, self.watch = None, "", watch(region)
+        try:
+            scan = Scan(read_step(region, filled_graph(region), self.machine), self.machine)
+            few = x[:_COMPARED]
+            expected, nudged = (_one_by_one(region, *each) for each in ((few, state), nudge((few, state))))
+            compare(expected, nudged, scan(few, state, False), "native")
+        except (Unread, FxQuantError) as error:
+            self.refused = str(error)
+            log.info("%r runs step by step: %s", region._region.path, error)
+            return
+        self.scan = scan
+
+
+def _one_by_one(region: Region, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """What the graph of a step gives for a few steps."""
+    graph, outputs = filled_graph(region), []
+    with torch.no_grad():
+        for step in x:
+            state = tuple(fx.Interpreter(region, graph=graph).run(step, *state))
+            outputs.append(state[0])
+    return torch.stack(outputs), state
