@@ -15,12 +15,12 @@ from fxquant.capture import Method
 from fxquant.core.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
 from fxquant.core.qconfig_mapping import QConfigMapping
 from fxquant.core.target import Target
-from fxquant.engines.choose import Engine, apply_engine, available, check_engine, fastest, on_engines
+from fxquant.engines.choose import Engine, apply_engine, check_engine, fastest
 from fxquant.errors import ArchiveError, CalibrationError, ConfigError, FxQuantError
 from fxquant.export.archive import read_archive, write_archive
 from fxquant.flows.calibrate import calibrate
-from fxquant.quantize_fx import convert_fx, prepare_fx
-from fxquant.targets import by_name, of_engine
+from fxquant.quantize_fx import convert_fx, convert_on_engines, prepare_fx
+from fxquant.targets import by_name
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
 
 
@@ -48,8 +48,8 @@ def quantize(
     "static" needs calibration data: an iterable of batches (see `calibrate`). "dynamic" finds activation ranges at run
     time and "weight_only" stores int8 weights; both need only `example_inputs`, or a batch of data to take them from.
 
-    `engine="auto"` prepares the model for each engine that is installed and keeps the one that is fastest on the
-    example inputs.
+    `engine="auto"` converts the model for each engine that is installed, from one calibration, and keeps the one that
+    is fastest on the example inputs.
     """
     data = calibration_data
     if example_inputs is None and example_kwargs is None:
@@ -59,50 +59,33 @@ def quantize(
         example_inputs, example_kwargs = _as_example(batch, model)
     check_engine(engine)
     converting = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
-    if engine == "auto" and not available():
-        engine = "reference"
-    hardware = _targets(target, engine, mode)
-    if len(hardware) > 1 and data is not None and iter(data) is data:
-        data = list(itertools.islice(data, num_batches))  # it is gone through once for each target
-    converted = {}
-    for wanted, engines in hardware:
-        was_training = model.training
-        model.eval()
-        try:
-            prepared = prepare_fx(
-                model,
-                _mapping(mode, wanted) if qconfig_mapping is None else qconfig_mapping,
-                example_inputs if example_inputs is not None else (),
-                prepare_custom_config,
-                prepare_custom_config_dict=prepare_custom_config_dict,
-                example_kwargs=example_kwargs,
-                target=wanted,
-                method=method,
-                strict=strict,
-                concrete_args=concrete_args,
-            )
-        finally:
-            model.train(was_training)
-        if data is not None and mode == "static":
-            calibrate(prepared, data, num_batches=num_batches)
-        check_calibrated(prepared, "quantize")
-        if engine != "auto":
-            return convert_fx(prepared, converting, engine=engine)
-        plain = convert_fx(prepared, converting, engine="reference")
-        converted.update(on_engines(plain, engines))
+    was_training = model.training
+    model.eval()
+    try:
+        prepared = prepare_fx(
+            model,
+            _mapping(mode, target) if qconfig_mapping is None else qconfig_mapping,
+            example_inputs if example_inputs is not None else (),
+            prepare_custom_config,
+            prepare_custom_config_dict=prepare_custom_config_dict,
+            example_kwargs=example_kwargs,
+            target=target,
+            method=method,
+            strict=strict,
+            concrete_args=concrete_args,
+        )
+    finally:
+        model.train(was_training)
+    if data is not None and mode == "static":
+        calibrate(prepared, data, num_batches=num_batches)
+    check_calibrated(prepared, "quantize")
+    if engine != "auto":
+        return convert_fx(prepared, converting, engine=engine)
     if isinstance(example_inputs, Mapping):
         example_inputs, example_kwargs = (), example_inputs
     example = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs or ())
-    return fastest(converted or {"reference": plain}, lambda made: made(*example, **(example_kwargs or {})))
-
-
-def _targets(target: Target | str | None, engine: str, mode: str) -> list[tuple[Target | str | None, tuple[str, ...]]]:
-    """The targets to prepare for, each with the engines that run it: a runtime has int8 forms of its own."""
-    engines = available() if engine == "auto" else (engine,)
-    if target is not None or mode != "static":
-        return [(target, engines)]
-    own = {each: of_engine(each) for each in engines}
-    return [(name, tuple(each for each in engines if own[each] == name)) for name in dict.fromkeys(own.values())]
+    found = convert_on_engines(prepared, converting)
+    return fastest(found, lambda made: made(*example, **(example_kwargs or {})))
 
 
 def _mapping(mode: str, target: Target | str | None) -> QConfigMapping:

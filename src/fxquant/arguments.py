@@ -20,10 +20,10 @@ from fxquant.targets import by_name
 from fxquant.targets.backend_config import read_backend_config
 
 
-def read_target(target: Target | str | None, backend_config: object, rules: Rules) -> Target:
-    """The hardware, from a Target or its name, or from torch.ao's description, which rules have to fit."""
+def read_target(target: Target | str | None, backend_config: object, rules: Rules) -> Target | None:
+    """The hardware, from a Target, its name, or torch.ao's description, which rules have to fit; None if it is open."""
     if backend_config is None:
-        return by_name(target)
+        return by_name(target) if target is not None else None
     if target is not None:
         raise ConfigError("give target or backend_config, not both.")
     backend = read_backend_config(backend_config, by_name(None))

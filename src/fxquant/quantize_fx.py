@@ -1,11 +1,12 @@
 """The FX flow: fuse, prepare, calibrate, convert, with the names and arguments that FX users know.
 
 fuse_fx      capture, fold_bn
-prepare_fx   assemble (capture), fold_bn, drop_noops, split_ops, annotate, mark_custom, insert, watch_means,
-             quantize_boundary
-prepare_qat_fx  the same with pair_bn in the place of fold_bn, and insert_blocks in that of watch_means
-freeze       correct_biases, drop_dropout, merge_blocks, freeze_quantizers, align_shifts
+prepare_fx   assemble (capture), hoist_rank, fold_bn, drop_noops, choose, watch
+prepare_qat_fx  the same with pair_bn in the place of fold_bn, and the decisions for one target in that of watch
+freeze       decide, correct_biases, drop_dropout, merge_blocks, freeze_quantizers, align_shifts
 convert_fx   quantize_custom, freeze, convert, open_boundary, connect_regions, lower
+
+What is decided, and when: flows/decide.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 
 from fxquant.arguments import (
     check_backend_config,
@@ -45,30 +46,30 @@ from fxquant.core.graph import Region, clone_tree, regions
 from fxquant.core.mapping import Rules, Site
 from fxquant.core.ops import OPS
 from fxquant.core.own import copy_model
+from fxquant.core.plan import Request
 from fxquant.core.snapshot import left_as_it_was
 from fxquant.core.target import Target
 from fxquant.core.verify import run_passes
-from fxquant.engines.choose import Engine, apply_engine, check_engine
+from fxquant.engines.choose import Engine, apply_engine, available, check_engine, fastest, on_engines, run_examples
 from fxquant.errors import ConfigError, StageError
+from fxquant.flows.decide import decide, decide_for_training, leaves_target_open, watch_for
 from fxquant.passes.align_shifts import align_shifts
-from fxquant.passes.annotate import annotate
-from fxquant.passes.bias_correct import correct_biases, watch_means
-from fxquant.passes.boundary import connect_regions, open_boundary, quantize_boundary
-from fxquant.passes.candidates import is_left_alone, same_op, sites
+from fxquant.passes.bias_correct import correct_biases
+from fxquant.passes.boundary import connect_regions, open_boundary
+from fxquant.passes.candidates import same_op
+from fxquant.passes.choose import choose, fusion_allowed
 from fxquant.passes.convert import convert
 from fxquant.passes.convert_weights import Tied
-from fxquant.passes.custom_modules import mark_custom, quantize_custom
+from fxquant.passes.custom_modules import quantize_custom
 from fxquant.passes.drop_dropout import drop_dropout
 from fxquant.passes.drop_noops import drop_noops
 from fxquant.passes.fold_bn import fold_bn
 from fxquant.passes.freeze import freeze_quantizers
 from fxquant.passes.hoist_rank import hoist_rank
-from fxquant.passes.insert import insert
-from fxquant.passes.insert_blocks import Shared, insert_blocks
 from fxquant.passes.merge_blocks import merge_blocks
 from fxquant.passes.pair_bn import pair_bn
-from fxquant.passes.split_ops import split_ops
 from fxquant.report.explain import explain
+from fxquant.targets import by_name, of_engine, on_cpus
 
 log = logging.getLogger("fxquant")
 
@@ -124,6 +125,8 @@ def prepare_fx(
     `qconfig_mapping` is a QConfigMapping, a qconfig_dict, a callable `(name, kind, op) -> QConfig | "float" | None`, or
     a tuple of such. `concrete_args` fixes plain arguments of `forward`, by name. Run data through the result
     (`calibrate`), then `convert_fx` it. The model itself is not changed.
+
+    Without a `target`, what any of the engines on this machine needs is observed, and `convert_fx(engine=...)` decides.
     """
     if _equalization_config is not None:
         raise ConfigError("prepare_fx(_equalization_config=...) is not supported. Leave it out.")
@@ -186,7 +189,7 @@ def prepare_qat_fx(
 class Asked:
     """What both calls to prepare take in the same way."""
 
-    target: Target
+    target: Target | None
     method: Method
     strict: bool
     concrete: Mapping[str, Any]
@@ -201,7 +204,7 @@ def _prepare(
     *,
     training: bool,
 ) -> nn.Module:
-    (args, kwargs), hardware, strict = examples, asked.target, asked.strict
+    (args, kwargs), strict = examples, asked.strict
     check_concrete(model, asked.concrete, args, kwargs)
     with left_as_it_was(model):
         assembled = assemble(
@@ -211,19 +214,18 @@ def _prepare(
     check_boundaries(assembled)
     scopes = {id(region): scope for region, scope in assembled.regions()}
     merge_bn = pair_bn if training else fold_bn
-    shared: Shared = {}
     passes = (
         ("hoist_rank", hoist_rank),
-        (merge_bn.__name__, lambda region: merge_bn(region, _fusion_allowed(region, scopes[id(region)].rules))),
+        (merge_bn.__name__, lambda region: merge_bn(region, fusion_allowed(region, scopes[id(region)].rules))),
         ("drop_noops", drop_noops),
-        ("split_ops", lambda region: split_ops(region, hardware)),
-        ("annotate", lambda region: annotate(region, scopes[id(region)].rules, hardware)),
-        ("mark_custom", mark_custom),
-        ("insert", lambda region: insert(region, training=training)),
-        ("insert_blocks", lambda region: insert_blocks(region, shared)) if training else ("watch_means", watch_means),
-        ("quantize_boundary", lambda region: _quantize_boundary(region, scopes[id(region)], hardware, training)),
+        ("choose", lambda region: choose(region, scopes[id(region)].rules)),
+        ("request", lambda region: _request(region, scopes[id(region)], asked.target, assembled.scopes[0])),
     )
-    run_passes(prepared, passes, "prepared", only=lambda region: id(region) in scopes)
+    run_passes(prepared, passes, "fused", only=lambda region: id(region) in scopes)
+    if training:
+        decide_for_training(prepared, asked.target or by_name(None))
+    else:
+        watch_for(prepared, [asked.target] if asked.target is not None else on_cpus())
     for scope in {id(scope.rules): scope for scope in reversed(assembled.scopes)}.values():
         check_rules(scope.rules, scope.model, strict)
     if isinstance(prepared, Region):
@@ -238,7 +240,7 @@ def freeze(model: nn.Module) -> nn.Module:
     It computes what the converted model computes, to one step; `convert_fx` takes it on. The input is not changed.
     """
     check_calibrated(model, "freeze")
-    frozen = copy_model(model).eval()
+    frozen = decide(copy_model(model).eval(), in_place=True)
     run_passes(frozen, FREEZE, "prepared", only=lambda region: region._region.stage == "prepared")
     return frozen
 
@@ -261,6 +263,9 @@ def convert_fx(
     "onednn" runs it on torch's int8 kernels, "onnxruntime" and "openvino" in those runtimes, "auto" on the one of them
     that is fastest here, by measuring. "reference" is the plain quantize/dequantize graph, which the others agree with.
     A runtime takes the sizes of the example inputs, at any batch where it can; other calls run on onednn.
+
+    A model that was prepared without a target gets the int8 form that suits the engine, from the same calibration; one
+    that was prepared for a target, or trained, or frozen, keeps that form on every engine.
     """
     check_backend_config(backend_config)
     if qconfig_mapping is not None:
@@ -270,14 +275,34 @@ def convert_fx(
     check_engine(engine)
     custom = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
     check_preserved(graph_module, custom.preserved_attributes, "convert_fx")
-    waiting = not is_calibrated(graph_module, "convert_fx")
-    converted = quantize_custom(copy_model(graph_module).eval(), custom.observed_to_quantized_mapping)
+    if engine == "auto" and is_calibrated(graph_module, "convert_fx"):
+        run = run_examples(_convert(graph_module, custom, "reference"))
+        return fastest(convert_on_engines(graph_module, custom), run)
+    return apply_engine(_convert(graph_module, custom, engine), engine)
+
+
+def convert_on_engines(prepared: nn.Module, custom: ConvertCustomConfig) -> dict[str, nn.Module]:
+    """A calibrated model on each engine that is there and takes it, in the form that the engine asks for."""
+    groups: dict[str | None, list[str]] = {}
+    for engine in available():
+        groups.setdefault(of_engine(engine) if leaves_target_open(prepared) else None, []).append(engine)
+    found: dict[str, nn.Module] = {}
+    for engines in groups.values():
+        found.update(on_engines(_convert(prepared, custom, engines[0]), tuple(engines)))
+    return found or {"reference": _convert(prepared, custom, "reference")}
+
+
+def _convert(prepared: nn.Module, custom: ConvertCustomConfig, engine: str) -> nn.Module:
+    """The QDQ form, decided for an engine where that is open. Without calibration it waits for its state_dict."""
+    waiting = not is_calibrated(prepared, "convert_fx")
+    decided = decide(copy_model(prepared).eval(), engine=engine, in_place=True)
+    converted = quantize_custom(decided, custom.observed_to_quantized_mapping)
     fresh = {id(region) for _, region in regions(converted) if region._region.stage == "prepared"}
     tied: Tied = {}
     into_int8 = ("convert", lambda region: convert(region, tied=tied, waiting=waiting))
     for passes in ((*FREEZE, into_int8, ("open_boundary", open_boundary)), (("connect_regions", connect_regions),)):
         run_passes(converted, passes, "converted", only=lambda region: id(region) in fresh)
-    return apply_engine(converted, engine)
+    return converted
 
 
 def convert_to_reference_fx(
@@ -301,20 +326,18 @@ def convert_to_reference_fx(
     )
 
 
-def _quantize_boundary(region: Region, scope: Scope, target: Target, training: bool) -> Region:
+def _request(region: Region, scope: Scope, target: Target | None, outermost: Scope) -> Region:
+    """Write down what is to be decided about a region, beside its rules."""
+    own_rules = scope.rules is not outermost.rules
     if region._region.path != scope.path:
+        region._region.request = Request(target=target, own_rules=own_rules)
         return region
     chosen = scope.rules.choose(Site(path=scope.path, kind="", spelling=None)).qconfig
-    spec = chosen.output_spec if chosen is not None else None
-    inputs, outputs = scope.custom.input_quantized_indexes, scope.custom.output_quantized_indexes
-    spec = spec or target.activation
-    return quantize_boundary(region, inputs, outputs, spec.trained() if training else spec)
-
-
-def _fusion_allowed(region: Region, rules: Rules) -> Any:
-    known = sites(region, OPS)
-
-    def allowed(node: fx.Node) -> bool:
-        return rules.choose(known[node]).qconfig is not None and not is_left_alone(node, region)
-
-    return allowed
+    region._region.request = Request(
+        target=target,
+        inputs=tuple(scope.custom.input_quantized_indexes),
+        outputs=tuple(scope.custom.output_quantized_indexes),
+        boundary=chosen.output_spec if chosen is not None else None,
+        own_rules=own_rules,
+    )
+    return region

@@ -195,7 +195,7 @@ def test_a_wrapped_class_is_a_leaf_whose_modules_are_quantized() -> None:
     model, x = Routed().eval(), torch.randn(4, 8)
     prepared = fq.prepare_fx(model, MAPPING, (x,))
     assert isinstance(prepared, Region)
-    assert [n.target for n in prepared.graph.nodes if n.op == "call_module" and "quantizers" not in str(n.target)] == [
+    assert [n.target for n in prepared.graph.nodes if n.op == "call_module" and "statistics" not in str(n.target)] == [
         "inner",
         "router",
         "last",

@@ -46,7 +46,7 @@ def net() -> tuple[Net, list[Tensor]]:
 def called(model: nn.Module) -> list[str]:
     assert isinstance(model, Region)
     targets = (str(node.target) for node in model.graph.nodes if node.op == "call_module")
-    return [target for target in targets if not target.startswith("quantizers")]
+    return [target for target in targets if not target.startswith(("quantizers", "statistics"))]
 
 
 def status(model: nn.Module) -> dict[str, str]:

@@ -18,10 +18,12 @@ from fxquant.core.graph import Region
 from fxquant.core.mapping import Rules
 from fxquant.core.ops import OPS, Op, OpTable, Role, activation_nodes
 from fxquant.core.plan import Decision, decision_of, note_of
+from fxquant.flows.decide import decide
 from fxquant.numerics.affine import sqnr_db
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.passes.annotate import annotate
 from fxquant.passes.candidates import same_op
+from fxquant.passes.choose import choose
 from fxquant.passes.insert import insert
 
 METHODS = ("symbolic", "export")
@@ -153,7 +155,7 @@ def test_every_spelling_is_quantized(row: Op, method: str) -> None:
         quantized = fq.convert_fx(prepared, engine="reference")(inputs)
     wrong = []
     for index, case in enumerate(cases):
-        found = problems(case, row.kind, method, decisions(prepared, index))
+        found = problems(case, row.kind, method, decisions(decide(prepared), index))
         if not torch.allclose(observed[index], floats[index], rtol=1e-4, atol=1e-5):
             found.append("prepared gives other outputs")
         if not (sqnr := sqnr_db(floats[index], quantized[index])) > LOWEST_SQNR:
@@ -244,7 +246,7 @@ def find(region: Region, target: object) -> fx.Node:
 def test_an_op_outside_the_table_is_float_and_not_observed(
     op: Callable[[Tensor], Tensor], symbolic: object, exported: object, method: str
 ) -> None:
-    region = fq.prepare_fx(Around(op).eval(), EVERYTHING, (example("rows"),), target=ALL, method=method)
+    region = decide(fq.prepare_fx(Around(op).eval(), EVERYTHING, (example("rows"),), target=ALL, method=method))
     node = find(region, symbolic if method == "symbolic" else exported)
     decision = decision_of(node)
     assert decision is not None and decision.status == "float"
@@ -267,7 +269,7 @@ def extended(*rows: Op) -> tuple[OpTable, Callable[[nn.Module, str], Region]]:
     def prepare(model: nn.Module, method: str) -> Region:
         region = capture(model.eval(), (example("rows"),), method=method, ops=table)
         rules = Rules(EVERYTHING, lambda a, b: same_op(table, a, b))
-        return insert(annotate(region, rules, ALL, table), table)
+        return insert(annotate(choose(region, rules, table), ALL, table), table)
 
     return table, prepare
 

@@ -11,11 +11,16 @@ from fxquant.core import compat
 from fxquant.core.graph import Region
 from fxquant.core.plan import Note
 from fxquant.core.verify import run_passes, verify
+from fxquant.flows.decide import decide
 
 
 def prepared() -> Region:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1)).eval()
     return fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (torch.randn(1, 3, 4, 4),))
+
+
+def decided() -> Region:
+    return decide(prepared())
 
 
 def converted() -> Region:
@@ -63,7 +68,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_prepared_graph_is_found(name: str) -> None:
     breaks, message = BROKEN[name]
-    region = prepared()
+    region = decided()
     verify(region, pass_name="nothing")
     breaks(region)
     with pytest.raises(fq.VerifyError, match=f"after 'a_pass', region '<root>'.*({message})"):
@@ -86,7 +91,7 @@ def test_weights_of_a_converted_graph_are_integers() -> None:
 
 
 def test_run_passes_names_the_pass_and_the_inner_region() -> None:
-    outer = nn.ModuleDict({"body": prepared()})
+    outer = nn.ModuleDict({"body": decided()})
 
     def breaks(region: Region) -> Region:
         bypass(region)

@@ -14,7 +14,9 @@ from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import fxquant as fq
+from fxquant.flows.decide import decide
 from fxquant.numerics.fake_quant import FakeQuant
+from fxquant.numerics.observers import Observer
 from zoo import ZOO, images
 
 
@@ -30,7 +32,7 @@ def prepare(observer: str) -> nn.Module:
 
 
 def qparams(model: nn.Module) -> list[tuple[float, int]]:
-    found = [module.compute_qparams() for module in model.modules() if isinstance(module, FakeQuant)]
+    found = [module.compute_qparams() for module in decide(model).modules() if isinstance(module, FakeQuant)]
     return [(float(scale), int(zero)) for scale, zero in found]
 
 
@@ -54,8 +56,7 @@ def check_calibration_in_parts(expected: list[tuple[float, int]]) -> None:
     fq.calibrate(model, batches()[rank:2:size])
     fq.calibrate(model, batches()[2 + rank :: size])
     assert everywhere(qparams(model)) == [expected] * size
-    quantizers = [module for module in model.modules() if isinstance(module, FakeQuant)]
-    assert {int(quantizer.observer.batches) for quantizer in quantizers if quantizer.observer} == {6}
+    assert {int(module.batches) for module in model.modules() if isinstance(module, Observer)} == {6}
 
 
 def check_start_and_observers() -> None:

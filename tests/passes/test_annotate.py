@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import fxquant as fq
 from fxquant.core.graph import Region
 from fxquant.core.plan import note_of
+from fxquant.flows.decide import decide
 from fxquant.numerics.fake_quant import FakeQuant
 
 X = (2, 4, 8, 8)
@@ -40,7 +41,7 @@ class Residual(nn.Module):
 
 
 def test_conv_add_relu_is_one_group() -> None:
-    prepared = prepare(Residual())
+    prepared = decide(prepare(Residual()))
     notes = {node.name: note_of(node) for node in prepared.graph.nodes if note_of(node) is not None}
     assert notes["b"].group == notes["add"].group == notes["relu"].group == "b"
     assert notes["b"].output is None
@@ -67,7 +68,7 @@ def test_of_two_convs_into_an_add_the_later_takes_it() -> None:
 def test_nothing_is_quantized_for_the_sake_of_the_model_output() -> None:
     prepared = prepare(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()))
     assert row(prepared, "_1").output is None
-    assert len([module for module in prepared.modules() if isinstance(module, FakeQuant)]) == 1
+    assert len([module for module in decide(prepared).modules() if isinstance(module, FakeQuant)]) == 1
 
 
 def test_a_residual_stream_into_a_norm_stays_float() -> None:

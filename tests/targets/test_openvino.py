@@ -10,6 +10,7 @@ import fxquant as fq
 from fxquant.core.graph import Region, regions
 from fxquant.core.plan import decision_of, note_of
 from fxquant.core.spec import Spec
+from fxquant.flows.decide import decide
 from fxquant.numerics.affine import sqnr_db
 from fxquant.targets import by_name
 from zoo import EncoderBlock
@@ -25,7 +26,7 @@ def specs_into(region: Region, kind: str) -> list[Spec | None]:
 
 def prepared(model: nn.Module, x: Tensor, qconfig: fq.QConfig | None = None) -> Region:
     target = by_name("openvino")
-    made = fq.prepare_fx(model.eval(), {"": qconfig or target.qconfig}, (x,), target=target)
+    made = decide(fq.prepare_fx(model.eval(), {"": qconfig or target.qconfig}, (x,), target=target))
     return next(region for _, region in regions(made))
 
 

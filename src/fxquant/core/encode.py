@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import fx
 from torch.fx.node import _get_qualified_name, map_arg
 
-META_KEYS = ("scope", "where", "tensor", "mutated", "note", "decision")
+META_KEYS = ("scope", "where", "tensor", "mutated", "unfused", "choice", "note", "decision")
 
 
 @dataclass(frozen=True, slots=True)

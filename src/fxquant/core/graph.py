@@ -50,6 +50,9 @@ class RegionState:
     input_names: tuple[str, ...] = ()
     quantizers: dict[str, Any] | None = None  # quantizer id -> Spec
     quantizer_path: str = ""  # where their modules are
+    sites: dict[str, tuple[str, ...]] | None = None  # the tensors that each of them observes, in training
+    request: Any = None  # core.plan.Request: what prepare_fx was asked for, as long as nothing is decided
+    statistics_path: str = ""  # where the observers of a model are of which nothing is decided
     kernel_path: str = ""  # where the kernels of a lowered graph are
     reference: dict[str, Any] | None = None  # the QDQ graph, which reads its grids, encoded
     filled: Any = None  # keeps the graph that runs in step with the grids; see passes/fill_grids.py

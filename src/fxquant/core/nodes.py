@@ -62,6 +62,13 @@ def only_user(node: fx.Node) -> fx.Node | None:
     return takers[0] if len(takers) == 1 else None
 
 
+def last_input(node: fx.Node) -> fx.Node:
+    """The node to insert after, for something that reads `node`: placeholders stay together at the top of a graph."""
+    while node.op == "placeholder" and node.next.op == "placeholder":
+        node = node.next
+    return node
+
+
 def tensor_info(node: fx.Node) -> TensorInfo | None:
     """What is known of the tensor that a node returns; None for anything but a single tensor."""
     info = node.meta.get("tensor")

@@ -12,11 +12,14 @@ from typing import Literal
 from torch import fx
 
 from fxquant.core.spec import Int32, Spec
+from fxquant.core.target import Target
 
 # on functions and module classes whose body is left as written (capture/wrap.py)
 WRAPPED = "__fxquant_wrapped__"
 # on modules in which nothing is quantized, since the custom config says so
 LEFT_ALONE = "_fxquant_left_alone"
+# where a region has what was seen of its tensors, unless the user's model has something there
+STATISTICS = "statistics"
 
 Status = Literal["int8", "dynamic", "weight_only", "float16", "float"]
 
@@ -42,6 +45,21 @@ class Decision:
     status: Status
     reason: str
     rule: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What prepare_fx was asked for about a region, beside the rules (`meta["choice"]`).
+
+    `target` is None where the engine is to say. `inputs` and `outputs` are to be integers, with `boundary` as their
+    spec where no kernel has one. `own_rules`: a standalone module with rules of its own.
+    """
+
+    target: Target | None = None
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    boundary: Spec | None = None
+    own_rules: bool = False
 
 
 def note_of(node: fx.Node) -> Note | None:

@@ -64,11 +64,7 @@ def apply_engine(model: nn.Module, engine: str) -> nn.Module:
                 "engine='auto' measures, and this model was converted without calibration. "
                 "Name an engine, or calibrate first."
             )
-        examples = _known_examples(model)
-        return fastest(
-            on_engines(model, available()) or {"reference": model},
-            lambda made: [made.get_submodule(path)(**example) for path, example in examples.items()],
-        )
+        return fastest(on_engines(model, available()) or {"reference": model}, run_examples(model))
     return model
 
 
@@ -88,13 +84,13 @@ def fastest(candidates: Mapping[str, nn.Module], call: Callable[[nn.Module], Any
     return candidates[min(times, key=lambda name: times[name].median)]
 
 
-def _known_examples(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Arguments for those of the regions that the example inputs reached, by their paths."""
-    found = {}
+def run_examples(model: nn.Module) -> Callable[[nn.Module], Any]:
+    """What calls those of the regions of a model that the example inputs reached, in any form of that model."""
+    examples = {}
     for path, region in outermost(model):
         with contextlib.suppress(ConfigError):
-            found[path] = example_of(region)
-    return found
+            examples[path] = example_of(region)
+    return lambda made: [made.get_submodule(path)(**example) for path, example in examples.items()]
 
 
 def on_engines(model: nn.Module, engines: tuple[str, ...]) -> dict[str, nn.Module]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-MEAN = "_mean"  # ends the name of a mean among quantizers
 _MOST = 1 << 20  # elements looked at per call: whole samples, others from call to call
 
 
@@ -55,14 +52,3 @@ class ChannelMean(nn.Module):
         if not int(self.count) or not bool(torch.isfinite(self.total).all()):
             return None
         return (self.total / self.count).to(torch.float32)
-
-
-class Quantizers(nn.ModuleDict):
-    """The quantizers of a prepared graph, with the means beside them. A training graph has none, and loads without."""
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            name, _, rest = key.removeprefix(prefix).partition(".")
-            if name not in self and name.endswith(MEAN) and rest in ("total", "count"):
-                del state_dict[key]
-        super()._load_from_state_dict(state_dict, prefix, *args)

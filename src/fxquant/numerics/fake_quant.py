@@ -56,6 +56,7 @@ class FakeQuant(Switched):
     scale: Tensor
     zero_point: Tensor
     activation_post_process: Observer | None
+    _is_impure = True  # in calibration its calls have no users, and dead code elimination is to leave them
 
     def __init__(self, spec: Spec, name: str) -> None:
         super().__init__()

@@ -11,7 +11,6 @@ import dataclasses
 from torch import fx
 
 from fxquant.core.graph import Region
-from fxquant.core.mapping import Rules
 from fxquant.core.ops import OPS, OpTable, Role, activation_nodes
 from fxquant.core.plan import Decision, Note, decision_of
 from fxquant.core.target import Target
@@ -22,9 +21,12 @@ from fxquant.passes.groups import find_groups
 _SOURCES = ("placeholder", "get_attr")
 
 
-def annotate(region: Region, rules: Rules, target: Target, ops: OpTable = OPS) -> Region:
-    """Write `meta["note"]` on quantized nodes, `meta["decision"]` on every node with a float tensor."""
-    candidates, decisions = find_candidates(region, rules, target, ops)
+def annotate(region: Region, target: Target, ops: OpTable = OPS) -> Region:
+    """Write `meta["note"]` on quantized nodes, `meta["decision"]` on every node with a float tensor.
+
+    The rules have been asked (choose.py); their answers go.
+    """
+    candidates, decisions = find_candidates(region, target, ops)
     dropped = _drop_followers(candidates)
     kept = {node: candidate for node, candidate in candidates.items() if node not in dropped}
     groups = find_groups(kept, candidates, target)
@@ -44,6 +46,7 @@ def annotate(region: Region, rules: Rules, target: Target, ops: OpTable = OPS) -
         elif node in decisions:
             node.meta["decision"] = decisions[node]
         _add_unfused(node)
+        node.meta.pop("choice", None)
     return region
 
 

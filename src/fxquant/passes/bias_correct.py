@@ -16,7 +16,7 @@ from fxquant.core.ops import OPS, OpTable, activation_nodes
 from fxquant.core.plan import note_of
 from fxquant.core.spec import Spec
 from fxquant.numerics.affine import dequantize
-from fxquant.numerics.channel_mean import MEAN, ChannelMean
+from fxquant.numerics.channel_mean import ChannelMean
 from fxquant.numerics.weights import quantize_weight
 
 _AXIS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
@@ -36,7 +36,7 @@ def watch_means(region: Region, ops: OpTable = OPS) -> Region:
         assert isinstance(module.weight, Tensor)
         channels = module.weight.shape[1] * getattr(module, "groups", 1)
         if (operand, axis) not in made:
-            name = f"{node.name}{MEAN}"
+            name = f"{node.name}_mean"
             made[operand, axis] = quantizers[name] = ChannelMean(int(channels), axis)
             with region.graph.inserting_after(operand):
                 region.graph.call_module(f"{path}.{name}", (operand,))

@@ -1,4 +1,4 @@
-"""Which nodes could run in int8, by the rules, the op table and the target; a Decision with the reason for the rest."""
+"""Which nodes could run in int8, by rule, op table and target; a Decision with the reason for the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxquant.core.graph import Region
-from fxquant.core.mapping import Choice, Rules, Site
+from fxquant.core.mapping import Choice, Site
 from fxquant.core.nodes import TensorInfo, full_path, tensor_info
 from fxquant.core.ops import Op, OpTable, Role, activation_nodes
 from fxquant.core.paths import join_path
@@ -67,6 +67,12 @@ def sites(region: Region, ops: OpTable) -> dict[fx.Node, Site]:
     return found
 
 
+def choice_of(node: fx.Node) -> Choice | None:
+    """The rule that won at a node; see choose.py."""
+    choice = node.meta.get("choice")
+    return choice if isinstance(choice, Choice) else None
+
+
 def is_float_tensor(node: fx.Node) -> bool:
     """Whether the node is known to return a float tensor, or a tuple that holds one."""
     info = node.meta.get("tensor")
@@ -76,14 +82,14 @@ def is_float_tensor(node: fx.Node) -> bool:
 
 
 def find_candidates(
-    region: Region, rules: Rules, target: Target, ops: OpTable
+    region: Region, target: Target, ops: OpTable
 ) -> tuple[dict[fx.Node, Candidate], dict[fx.Node, Decision]]:
     """Candidates, and a Decision for every other node that returns a float tensor."""
     candidates: dict[fx.Node, Candidate] = {}
     decisions: dict[fx.Node, Decision] = {}
     for node, site in sites(region, ops).items():
-        choice = rules.choose(site)
-        if not is_float_tensor(node):
+        choice = choice_of(node)
+        if choice is None or not is_float_tensor(node):
             continue
         op = ops.of_node(node, region)
         found = _judge(node, op, choice, target, region)

@@ -11,11 +11,12 @@ from typing import Any
 from torch import fx
 
 from fxquant.core.graph import Region
+from fxquant.core.nodes import last_input
 from fxquant.core.ops import OPS, OpTable, activation_nodes
 from fxquant.core.paths import free_path
 from fxquant.core.plan import note_of
-from fxquant.numerics.channel_mean import Quantizers
 from fxquant.numerics.fake_quant import FakeQuant
+from fxquant.numerics.statistics import Quantizers
 
 
 def insert(region: Region, ops: OpTable = OPS, training: bool = False) -> Region:
@@ -49,7 +50,7 @@ def insert(region: Region, ops: OpTable = OPS, training: bool = False) -> Region
             if name is None or isinstance(operand.meta.get("tensor"), tuple) or operand.target == target:
                 continue
             if (operand, target) not in edges:
-                with region.graph.inserting_after(_after_inputs(operand)):
+                with region.graph.inserting_after(last_input(operand)):
                     edges[operand, target] = _call(region, operand, target, {})
             node.replace_input_with(operand, edges[operand, target])
     region.graph.lint()
@@ -68,13 +69,6 @@ def _call(region: Region, source: fx.Node, target: str, flags: dict[str, Any]) -
     quantizer = region.graph.call_module(target, (source,), flags)
     quantizer.meta.update({key: source.meta[key] for key in ("scope", "where", "tensor") if key in source.meta})
     return quantizer
-
-
-def _after_inputs(node: fx.Node) -> fx.Node:
-    """Placeholders stay together at the top of a graph."""
-    while node.op == "placeholder" and node.next.op == "placeholder":
-        node = node.next
-    return node
 
 
 def _after(region: Region, node: fx.Node, target: str, flags: dict[str, Any], ops: OpTable) -> None:

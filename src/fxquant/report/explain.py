@@ -20,6 +20,7 @@ from fxquant.core.plan import decision_of, note_of
 from fxquant.core.tree import Left, all_left, tree_of, weighted_parts
 from fxquant.errors import StageError
 from fxquant.export.reference import reference_of
+from fxquant.flows.decide import decide
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +125,11 @@ class Explanation:
 
 
 def explain(model: nn.Module) -> Explanation:
-    """What was decided for each node of a prepared or converted model, and for each module outside of its graphs."""
+    """What was decided for each node of a prepared or converted model, and for each module outside of its graphs.
+
+    Of a prepared model it shows what `convert_fx` will decide for the target given to `prepare_fx`, or else for onednn.
+    """
+    model = decide(model)
     found = list(_as_run(model))
     tree, known = tree_of(model), all_left(model)
     if not any(region._region.stage in ("prepared", "converted") for _, region in found) and not known:

@@ -27,6 +27,11 @@ def by_name(target: str | Target | None) -> Target:
     raise ConfigError(f"target {target!r} is unknown. Known: {', '.join(NAMES)}; or give a fxquant.Target.")
 
 
+def on_cpus() -> tuple[Target, ...]:
+    """The targets between which an engine may choose: what runs on this machine."""
+    return (x86(), *(make() for make in RUNTIMES.values()))
+
+
 def of_engine(engine: str) -> str | None:
     """The name of the target that an engine asks for; None is the machine's own."""
     return engine if engine in RUNTIMES else None
