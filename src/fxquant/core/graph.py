@@ -108,7 +108,7 @@ class Region(fx.GraphModule):
                 owner = self._modules[state.flat]
                 if owner is not None and (name in owner._parameters or name in owner._buffers):
                     # what code outside reads is the float weight, also when integers are stored
-                    read: Any = getattr(owner, "dequantized", None)
+                    read: Any = getattr(owner, "as_float", None)
                     return getattr(owner, name) if read is None else read(name)
             # methods, properties and class attributes of the user's model go on working on this one
             for cls in state.user_class.__mro__ if state is not None else ():

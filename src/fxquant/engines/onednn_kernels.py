@@ -95,7 +95,7 @@ class Kernel(nn.Module):
             return self.forward(*args)  # type: ignore[no-any-return]
         except RuntimeError as error:
             shapes = " and ".join(str(tuple(arg.shape)) for arg in args if isinstance(arg, Tensor))
-            weight = f"{self.holder.kind} with a weight of {tuple(self.holder.weight.shape)}"
+            weight = f"{self.holder.kind} with a weight of {tuple(self.holder.integers.shape)}"
             raise RuntimeError(f"{weight} cannot take an input of {shapes}. {error}") from error
 
     def _traced(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
@@ -146,7 +146,7 @@ class Kernel(nn.Module):
 
     def _scale(self) -> Tensor:
         """Of the weight, one number per output channel."""
-        return self.holder.weight_scale.expand(self.holder.weight.shape[0]).contiguous()
+        return self.holder.weight_scale.expand(self.holder.integers.shape[0]).contiguous()
 
     def _zero_point(self) -> int:
         """Of the input; 0 if it is found at run time, as it mostly is after a relu."""
@@ -199,14 +199,14 @@ class ConvKernel(Kernel):
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         holder = self.holder
-        packed = pack_conv(holder.weight, self._scale(), self._zero_point(), self.geometry, shape)
+        packed = pack_conv(holder.integers, self._scale(), self._zero_point(), self.geometry, shape)
         return self._head(packed), (holder.dequantized("bias"), *self.geometry, *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
         if torch.compiler.is_compiling():
             end = (*self.geometry, self._grids(grid), self.output.dtype, *self._tail())
             holder = self.holder
-            result = qconv(x, holder.weight, self._scale(), other, holder.dequantized("bias"), *end)
+            result = qconv(x, holder.integers, self._scale(), other, holder.dequantized("bias"), *end)
             assert isinstance(result, Tensor)
             return result
         head, rest = self._arguments(x.shape, grid)
@@ -224,7 +224,7 @@ class LinearKernel(Kernel):
     """`onednn.qlinear_pointwise`: product, an optional sum with a second tensor, an optional unary op."""
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        packed = pack_linear(self.holder.weight, shape)
+        packed = pack_linear(self.holder.integers, shape)
         return self._head(packed), (self.holder.dequantized("bias"), *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
@@ -234,7 +234,7 @@ class LinearKernel(Kernel):
             end = (self.output.dtype, self._sum_name(), *self._tail())
             holder = self.holder
             result = qlinear(
-                x, holder.weight, self._scale(), other, holder.dequantized("bias"), self._grids(grid), *end
+                x, holder.integers, self._scale(), other, holder.dequantized("bias"), self._grids(grid), *end
             )
             assert isinstance(result, Tensor)
             return result

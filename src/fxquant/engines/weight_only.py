@@ -44,25 +44,25 @@ class WeightOnlyLinear(nn.Module):
         if product is None:
             zero = holder.weight_zero_point
             zero = torch.zeros_like(holder.weight_scale, dtype=torch.int32) if zero is None else zero
-            weight = dequantize(holder.weight, holder.weight_scale, zero, holder.spec, x.dtype)
+            weight = dequantize(holder.integers, holder.weight_scale, zero, holder.spec, x.dtype)
             return F.linear(x, weight, holder.dequantized("bias"))
         result = product.to(x.dtype).reshape(*x.shape[:-1], -1)
-        return result if holder.bias is None else result.add_(holder.dequantized("bias"))
+        return result if holder._buffers["bias"] is None else result.add_(holder.dequantized("bias"))
 
     def _product(self, x: Tensor) -> Tensor | None:
         spec = self.holder.spec
         if self.holder.weight_zero_point is not None or x.dtype not in (torch.float32, torch.bfloat16):
             return None
-        if any(size % block for size, block in zip(self.holder.weight.shape, _BLOCKS, strict=True)):
+        if any(size % block for size, block in zip(self.holder.integers.shape, _BLOCKS, strict=True)):
             return None
         low = x.to(torch.bfloat16)
         if (
             spec.granularity == "per_channel"
             and spec.axis == 0
-            and self.holder.weight.dtype == torch.int8
+            and self.holder.integers.dtype == torch.int8
             and _HAS_INT8
         ):
-            return torch._weight_int8pack_mm(low, self.holder.weight, self._constant())
+            return torch._weight_int8pack_mm(low, self.holder.integers, self._constant())
         if spec.granularity == "per_group" and spec.bits == 4 and spec.group_size in _INT4_GROUPS and _HAS_INT4:
             weight, scales = self._constant()
             return torch._weight_int4pack_mm_for_cpu(low, weight, spec.group_size, scales)
@@ -75,7 +75,7 @@ class WeightOnlyLinear(nn.Module):
             scale = holder.weight_scale.to(torch.bfloat16)
             made: Any = scale
             if holder.spec.granularity == "per_group":
-                weight = torch._convert_weight_to_int4pack_for_cpu((holder.weight + 8).to(torch.int32), 1)
+                weight = torch._convert_weight_to_int4pack_for_cpu((holder.integers + 8).to(torch.int32), 1)
                 made = weight, torch.stack([scale.t(), torch.zeros_like(scale.t())], -1).contiguous()
             self.packed = (holder.generation, made)
         return self.packed[1]

@@ -28,6 +28,7 @@ from fxquant.numerics.qat_block import QatBlock
 from fxquant.numerics.weight_quant import WeightQuant
 from fxquant.numerics.weights import quantize_weight
 from fxquant.passes.convert_bias import convert_bias, input_scale
+from fxquant.passes.readable import readable
 
 
 class QuantizedWeight(Counted):
@@ -75,16 +76,37 @@ class QuantizedWeight(Counted):
                     has = f"integers from {int(given.min())} to {int(given.max())}"
                     yield name, f"the state has {has}, this model takes {ends[0]} to {ends[1]}."
 
+    def __getattr__(self, name: str) -> Any:
+        """What a graph that is written down or compiled reads is the plain tensor."""
+        return self._for_code(name, super().__getattr__(name))
+
+    @property
+    def integers(self) -> Tensor:
+        """The weight as it is stored."""
+        weight = self._buffers["weight"]
+        assert weight is not None
+        return weight
+
+    def as_float(self, name: str) -> Any:
+        """The tensor of this name for code outside, where a float module stood."""
+        return self._for_code(name, self.dequantized(name))
+
+    def _for_code(self, name: str, value: Any) -> Any:
+        if name not in ("weight", "bias") or type(value) is not Tensor or torch.compiler.is_compiling():
+            return value
+        return readable(value, self, name) if compat.plain_mode() else value
+
     def dequantized(self, name: str) -> Any:
         """The tensor of this name as code that reads a float module expects it."""
         if name == "weight":
             zero = self.weight_zero_point
             zero = torch.zeros_like(self.weight_scale, dtype=torch.int32) if zero is None else zero
-            return dequantize(self.weight, self.weight_scale, zero, self.spec)
+            return dequantize(self.integers, self.weight_scale, zero, self.spec)
         scale, zero = self._buffers.get("bias_scale"), self._buffers.get("bias_zero_point")
-        if name == "bias" and self.bias is not None and scale is not None:
-            return dequantize_rows(self.bias, scale, zero, None, torch.float32)
-        return getattr(self, name)
+        bias = self._buffers.get("bias")
+        if name == "bias" and scale is not None:
+            return None if bias is None else dequantize_rows(bias, scale, zero, None, torch.float32)
+        return bias if name == "bias" else getattr(self, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         names = [name for name, tensor in self.shell._parameters.items() if tensor is not None]

@@ -38,11 +38,11 @@ def numbers(reader: Reader, group: Group, x: Grid, axis: int = 0) -> Numbers:
     assert holder is not None and isinstance(weight, fx.Node)
     spec = holder.spec
     fits = spec.granularity == "per_tensor" or (spec.granularity == "per_channel" and spec.axis == axis)
-    if not fits or holder.weight.dtype != torch.int8 or holder.weight_zero_point is not None or weight.kwargs:
+    if not fits or holder.integers.dtype != torch.int8 or holder.weight_zero_point is not None or weight.kwargs:
         raise Unread("the kernel takes symmetric int8 weights per output channel")
-    if holder.weight.device.type != "cpu":
+    if holder.integers.device.type != "cpu":
         raise Unread("its weight is not on the CPU")
-    q = holder.weight.detach().numpy()
+    q = holder.integers.detach().numpy()
     q = q.reshape(*q.shape, *(1,) * (4 - q.ndim)) if q.ndim != 3 else q[:, :, None, :]
     q = np.ascontiguousarray((q if axis == 0 else q.swapaxes(0, 1)).transpose(0, 2, 3, 1))
     bias_node = group.node.args[2] if len(group.node.args) > 2 else None
