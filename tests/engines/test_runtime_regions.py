@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.core.graph import regions
+from fxquant.core.graph import Region, regions
 from fxquant.engines.onnxruntime import OnnxRuntime
 from fxquant.engines.runtime_regions import RegionRunner
 from fxquant.numerics.affine import sqnr_db
@@ -310,3 +310,28 @@ def test_auto_takes_models_of_several_regions(model: nn.Module, x: Tensor) -> No
     prepared(x)
     for found in (fq.quantize(model, [x], engine="auto"), fq.convert_fx(prepared, engine="auto")):
         assert sqnr_db(model(x)["out"].detach(), found(x)["out"]) > 25
+
+
+class Opaque(nn.Module):
+    """One graph, in which a module that looks at values is a call."""
+
+    class Decode(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if float(x.sum()) > 0 else -x
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.decode = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), self.Decode()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decode(self.body(x))
+
+
+def test_a_graph_that_calls_python_stays_on_onednn() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    model = Opaque()
+    with pytest.warns(UserWarning, match=r"the model runs on onednn, not .*calls module 'decode' \(Decode\)"):
+        found = fq.quantize(model, [x], engine="onnxruntime")
+    assert isinstance(found, Region)
+    assert float(found(x).sum()) > 0
+    assert torch.allclose(found(x), model(x), atol=0.1)

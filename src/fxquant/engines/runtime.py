@@ -54,7 +54,7 @@ class Runtime(ABC):
             raise
         except FxQuantError as error:
             # some models do arithmetic on their batch size; they still run, at that of the example
-            self.fixed_batch = str(error).partition("\n")[2].strip()
+            self.fixed_batch = str(error)
             graph, signature = to_onnx(
                 model, example_inputs, example_kwargs, dynamic_batch=False, caller=caller, gemm=self.gemm
             )

@@ -13,10 +13,12 @@ from typing import Any
 
 from torch import nn
 
+from fxquant.capture.trace import run_forward
 from fxquant.core import compat
 from fxquant.core.graph import Region, regions
 from fxquant.core.ops import OPS
 from fxquant.core.paths import is_within
+from fxquant.core.plan import WRAPPED
 from fxquant.core.verify import run_passes
 from fxquant.engines.agreement import check_agreement
 from fxquant.engines.example import example_of
@@ -125,7 +127,10 @@ def run_regions(model: nn.Module, kind: type[Runtime]) -> nn.Module:
     found = dict(outermost(model))
     large = {path: region for path, region in found.items() if _count_products(region) > 1}
     chosen = large or found
+    own = {path: code for path, region in chosen.items() if (code := _own_code(region))}
     for path, region in chosen.items():
+        if path in own:
+            continue
         try:
             waits = region._region.filled.waiting
             runtimes[path] = None if waits else _make_runtime(region, kind, alone=len(chosen) == 1)
@@ -133,12 +138,26 @@ def run_regions(model: nn.Module, kind: type[Runtime]) -> nn.Module:
             failed[path] = error
     if failed and not runtimes:
         raise next(iter(failed.values()))
-    for path, reason in failed.items():
-        warnings.warn(f"module {path!r} runs on onednn, not {kind.engine}. {reason}", stacklevel=4)
+    reasons = {path: f"It calls {code}, which is Python." for path, code in own.items()}
+    for path, reason in {**failed, **reasons}.items():
+        what = f"module {path!r}" if path else "the model"
+        warnings.warn(f"{what} runs on onednn, not {kind.engine}. {reason}", stacklevel=4)
     run_passes(model, (("lower", lower),), "converted")
     for path, runtime in runtimes.items():
         found[path]._region.runner = RegionRunner(kind, runtime, found[path], alone=len(chosen) == 1)
     return model
+
+
+def _own_code(region: Region) -> str:
+    """What the graph calls of the user's own code, if anything: no runtime can take that."""
+    for node in region.graph.nodes:
+        if node.op == "call_module":
+            module = region.get_submodule(str(node.target))
+            if type(module).__module__.partition(".")[0] not in ("torch", "fxquant"):
+                return f"module {str(node.target)!r} ({type(module).__name__})"
+        elif node.op == "call_function" and (hasattr(node.target, WRAPPED) or node.target is run_forward):
+            return f"wrapped function {getattr(node.target, '__name__', 'forward')!r}"
+    return ""
 
 
 def _count_products(region: Region) -> int:

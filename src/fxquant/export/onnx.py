@@ -8,24 +8,23 @@ go through a pair per tensor, biases between int8 tensors are INT32. Runtimes fu
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import logging
 import os
 import secrets
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.export.graph_signature import ConstantArgument
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
 from fxquant.core import compat
 from fxquant.core.files import replacing, sync
 from fxquant.core.graph import regions
-from fxquant.errors import ConfigError, FxQuantError
+from fxquant.errors import ConfigError
+from fxquant.export.failure import failure, quiet
 from fxquant.export.reference import reference_of
 from fxquant.export.signature import Signature, bind, parameters_of, signature_of
 
@@ -108,10 +107,26 @@ def to_onnx(
     example = bind(parameters, *_examples(example_inputs, example_kwargs, caller))
     program = _export(tree, example, dynamic_batch, caller)
     _refuse_changes(program, caller)
-    onnx_model = _translate(program, _opset(tree), gemm, caller)
+    signature = signature_of(parameters, example, program)
+    _drop_constants(program)
+    onnx_model = _translate(program, tree, gemm, caller)
     if dynamic_batch:
         _name_batch(onnx_model)
-    return onnx_model, signature_of(parameters, example, program)
+    return onnx_model, signature
+
+
+def _drop_constants(program: torch.export.ExportedProgram) -> None:
+    """Outputs that are no tensors (a number, None) are part of the signature; ONNX has no place for them."""
+    signature = program.graph_signature
+    kept = [not isinstance(spec.arg, ConstantArgument) for spec in signature.output_specs]
+    output = next(node for node in program.graph.nodes if node.op == "output")
+    results = cast("tuple[Any, ...]", output.args[0])
+    output.args = (tuple(result for result, keep in zip(results, kept, strict=True) if keep),)
+    signature.output_specs = [spec for spec, keep in zip(signature.output_specs, kept, strict=True) if keep]
+    calls = program.module_call_graph[0].signature
+    if calls is not None:
+        calls.out_spec = tree_structure(tuple(range(sum(kept))))
+    program.graph_module.recompile()
 
 
 def _examples(inputs: Any, kwargs: Mapping[str, Any] | None, caller: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -135,13 +150,11 @@ def _export(tree: nn.Module, example: Any, dynamic_batch: bool, caller: str) -> 
         example, shapes = _open_batch(tree, example, first.shape[0])
     args, kwargs = example
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), quiet():
             return torch.export.export(tree, args, kwargs, dynamic_shapes=shapes)
     except Exception as error:  # torch.export raises many kinds, for the user's shapes as for its own limits
-        hint = " Its batch size may be fixed; dynamic_batch=False keeps that of the example." if dynamic_batch else ""
-        raise FxQuantError(
-            f"{caller}: torch.export cannot take this model with these inputs.{hint}\n{error}"
-        ) from error
+        hint = "Its batch size may be fixed; dynamic_batch=False keeps that of the example. " if dynamic_batch else ""
+        raise failure(caller, error, tree, hint=hint) from error
 
 
 def _refuse_changes(program: torch.export.ExportedProgram, caller: str) -> None:
@@ -186,7 +199,7 @@ def _open_batch(tree: nn.Module, example: Any, batch: int) -> tuple[Any, dict[st
     return example, dict(parameters_of(tree).bind(*shapes[0], **shapes[1]).arguments)
 
 
-def _translate(program: torch.export.ExportedProgram, opset: int, gemm: bool, caller: str) -> ir.Model:
+def _translate(program: torch.export.ExportedProgram, tree: nn.Module, gemm: bool, caller: str) -> ir.Model:
     from onnx_ir.passes import common
 
     from fxquant.export.fold_weights import fold_weights
@@ -195,16 +208,16 @@ def _translate(program: torch.export.ExportedProgram, opset: int, gemm: bool, ca
     from fxquant.export.translate import translations
 
     try:
-        with _quiet():
+        with quiet():
             exported = torch.onnx.export(
                 program,
                 dynamo=True,
                 verbose=False,
-                opset_version=opset,
+                opset_version=_opset(tree),
                 custom_translation_table=translations(gemm=gemm),
             )
     except torch.onnx.OnnxExporterError as error:
-        raise FxQuantError(f"{caller}: torch.onnx cannot translate this model.\n{error}") from error
+        raise failure(caller, error, tree) from error
     assert exported is not None
     model = exported.model
     _correct_types(model)
@@ -252,17 +265,3 @@ def _name_batch(model: ir.Model) -> None:
             for index, size in enumerate(value.shape):
                 if not isinstance(size, int) and str(size) in symbols:
                     value.shape[index] = ir.SymbolicDim("batch")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """torch.onnx logs progress and deprecations of its own; what it cannot do it raises."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
