@@ -145,6 +145,9 @@ def functions() -> dict[str, Callable[..., Any]]:
     for function in (*(f for owner in owners for f in overridable.get(owner, ())), *made):
         if is_word(str(getattr(function, "__name__", ""))):
             named.append(function)
+    # given a list, torch.meshgrid and the like call builtins of the same name, and these are what is traced
+    inner = [getattr(torch._VF, name, None) for name in torch.functional.__all__ if is_word(name)]
+    named += [function for function in inner if function is not None]
     named += [getattr(operator, word) for word in _OPERATORS.split()]
     named += [getattr(math, word) for word in _MATH.split()]
     for function in (*named, *_BUILTINS, torch._assert):

@@ -42,7 +42,10 @@ class _Number(_Unknown):
 
 UNKNOWN, NUMBER = _Unknown(), _Number()
 _READS_VALUES = frozenset(("item", "tolist", "is_nonzero", "_local_scalar_dense", "equal", "allclose"))
-_SKIPPED = (guards.check_fixed, guards.check_given, guards.check_same, run_forward, guards.pack)
+_SKIPPED = (
+    *(guards.check_fixed, guards.check_given, guards.check_same, guards.check_items, guards.check_key),
+    *(guards.take_item, guards.pack, run_forward),
+)
 
 
 def dry_run(tree: nn.Module, file_bytes: int) -> None:

@@ -1,0 +1,63 @@
+"""Functions in saved graphs: torch's own in every spelling, and those of the user's other files that were wrapped."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+
+
+class Grid(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        y_grid, x_grid = torch.meshgrid([torch.arange(x.shape[2]), torch.arange(x.shape[3])], indexing="ij")
+        return x + y_grid + x_grid + torch.einsum("bchw,bchw->bhw", [x, x]).unsqueeze(1)
+
+
+def test_functions_that_are_given_a_list(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    quantized = fq.quantize(Grid(), [x])
+    loaded = fq.load(fq.save(quantized, tmp_path / "model.fq"))
+    for size in (8, 12):
+        x = torch.randn(1, 3, size, size)
+        assert torch.equal(loaded(x), quantized(x))
+
+
+@pytest.fixture
+def files() -> Iterator[type[nn.Module]]:
+    """A model in one file, which calls a function of a second, which calls one of a third."""
+    names = ("archive_test_inner", "archive_test_outer", "archive_test_model")
+    sources = (
+        "def turn(x):\n    return x if float(x.sum()) > 0 else -x\n",
+        "import archive_test_inner as inner\ndef twice(x):\n    return inner.turn(x) * 2\n",
+        "from torch import nn\nfrom archive_test_outer import twice\nclass Model(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.fc = nn.Linear(8, 8)\n"
+        "    def forward(self, x):\n        return twice(self.fc(x))\n",
+    )
+    for name, source in zip(names, sources, strict=True):
+        sys.modules[name] = types.ModuleType(name)
+        exec(compile(source, f"{name}.py", "exec"), vars(sys.modules[name]))
+    yield sys.modules[names[-1]].Model
+    for name in names:
+        del sys.modules[name]
+
+
+def test_a_function_wrapped_by_name_in_another_file(files: type[nn.Module], tmp_path: Path) -> None:
+    fq.wrap("archive_test_inner.turn")
+    x = torch.randn(4, 8)
+    quantized = fq.quantize(files(), [x, -x])
+    loaded = fq.load(fq.save(quantized, tmp_path / "model.fq"), files())
+    for each in (x, -x):
+        assert torch.equal(loaded(each), quantized(each))
+        assert float(loaded(each).sum()) > 0
