@@ -119,3 +119,11 @@ def test_a_weight_passed_to_a_wrapped_function_counts_as_float() -> None:
 @torch.fx.wrap
 def opaque_linear(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.t()
+
+
+def test_says_that_a_recurrent_layer_is_slower_than_float() -> None:
+    x = torch.randn(3, 5, 8)
+    slow = fq.quantize(torch.nn.LSTM(8, 16).eval(), [(x,)], engine="onednn")
+    found = fq.explain(slow)
+    assert [(path, "slower than float" in text) for path, text in found.remarks] == [("", True)]
+    assert "slower than float" in str(found)

@@ -275,6 +275,18 @@ def _unpickle(state: dict[str, Any], rows: dict[str, Any]) -> Region:
     return _rebuild(state, decode_graph(rows))
 
 
+def engine_of(region: Region) -> str:
+    """What runs a region: "onednn" stands for torch's own ops, too."""
+    return str(getattr(region._region.runner, "engine", "onednn"))
+
+
+def runs_step_by_step(step: nn.Module) -> bool:
+    """Whether a module is a converted region whose engine has no `scan_all`."""
+    if not isinstance(step, Region) or step._region.stage != "converted":
+        return False
+    return not hasattr(step._region.runner, "scan")
+
+
 def scan_all(step: nn.Module, x: torch.Tensor, state: tuple[torch.Tensor, ...], backwards: bool) -> Any:
     """(outputs, final state) of `state = step(x[t], *state)` for all t, if the engine of the step has that as one call.
 

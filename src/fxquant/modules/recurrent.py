@@ -22,7 +22,7 @@ from typing_extensions import Self
 
 from fxquant.capture.wrap import wrap
 from fxquant.core import compat
-from fxquant.core.graph import scan_all
+from fxquant.core.graph import runs_step_by_step, scan_all
 from fxquant.modules.cells import State, make_step
 from fxquant.modules.linears import linear_of
 
@@ -84,6 +84,12 @@ class _Recurrent(nn.Module):
             states = tuple(state.index_select(1, packed.unsorted_indices) for state in states)
         output = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
         return output, self._result(states)
+
+    def remark(self) -> str:
+        """What `explain` says of a converted layer, if anything."""
+        if not any(runs_step_by_step(part.step) for part in self.modules() if isinstance(part, Direction)):
+            return ""
+        return "runs step by step here, slower than float. engine='native' runs all steps in one call."
 
     def _given(self, hx: Any) -> State | None:
         if hx is None:

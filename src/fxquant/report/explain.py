@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import fx, nn
 
 from fxquant.capture.hints import hint
-from fxquant.core.graph import Region, regions, user_class
+from fxquant.core.graph import Region, engine_of, regions, user_class
 from fxquant.core.nodes import TensorInfo, full_path
 from fxquant.core.ops import OPS
 from fxquant.core.paths import is_within, join_path
@@ -52,7 +52,7 @@ class Explanation:
 
     `left` are modules that stay in float, each with the reason, the line of code and a hint. `opaque` counts the
     weighted ops inside modules that no graph looks into, by path. `boundaries` counts the float tensors that go in and
-    out of regions.
+    out of regions. `remarks` are what else there is to say of a module, with its path.
     """
 
     rows: tuple[Row, ...]
@@ -61,6 +61,7 @@ class Explanation:
     regions: tuple[str, ...] = ()
     boundaries: int = 0
     method: str = ""
+    remarks: tuple[tuple[str, str], ...] = ()
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -121,7 +122,8 @@ class Explanation:
         return capture.get()
 
     def __rich__(self) -> Group:
-        return Group(self.table(), self.left_table()) if self.left else Group(self.table())
+        remarks = [f"{path or '<root>'}: {text}" for path, text in self.remarks]
+        return Group(self.table(), *([self.left_table()] if self.left else []), *remarks)
 
 
 def explain(model: nn.Module) -> Explanation:
@@ -144,14 +146,25 @@ def explain(model: nn.Module) -> Explanation:
         regions=tuple(path for path, _ in found),
         boundaries=sum(_boundaries(region) for path, region in found if path),
         method=tree.method,
+        remarks=tuple(_remarks(model)),
     )
+
+
+def _remarks(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """What modules of fxquant's own have to say, where no runtime runs them."""
+    runtimes = [path for path, region in regions(model) if engine_of(region) not in ("onednn", "native")]
+    for path, module in model.named_modules():
+        if user_class(module).__module__.startswith("fxquant.modules.") and hasattr(module, "remark"):
+            text = module.remark()
+            if text and not any(is_within(path, runtime) for runtime in runtimes):
+                yield path, text
 
 
 def _as_run(model: nn.Module) -> Iterator[tuple[str, Region]]:
     """The regions with the graphs that they run by: what oneDNN has no kernel for, a runtime may run in int8."""
     runtime = None
     for path, region in regions(model):
-        if getattr(region._region.runner, "engine", "onednn") != "onednn":
+        if engine_of(region) != "onednn":
             runtime = path
         if runtime is None or not is_within(path, runtime):
             yield path, region
