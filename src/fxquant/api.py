@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,14 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from fxquant.arguments import check_calibrated, either
-from fxquant.capture import Method
+from fxquant.capture import Method, Sizes
 from fxquant.core.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
 from fxquant.core.qconfig_mapping import QConfigMapping
 from fxquant.core.target import Target
 from fxquant.engines.choose import Engine, apply_engine, check_engine, fastest
-from fxquant.errors import ArchiveError, CalibrationError, ConfigError, FxQuantError
+from fxquant.errors import ArchiveError, ConfigError, FxQuantError
 from fxquant.export.archive import read_archive, write_archive
-from fxquant.flows.calibrate import calibrate
+from fxquant.flows.calibrate import as_example, calibrate, peek
 from fxquant.quantize_fx import convert_fx, convert_on_engines, prepare_fx
 from fxquant.targets import by_name
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
@@ -35,6 +33,7 @@ def quantize(
     concrete_args: Mapping[str, Any] | None = None,
     target: Target | str | None = None,
     method: Method = "auto",
+    sizes: Sizes = "example",
     num_batches: int | None = None,
     strict: bool = True,
     engine: Engine = "onednn",
@@ -55,8 +54,8 @@ def quantize(
     if example_inputs is None and example_kwargs is None:
         if data is None:
             raise ConfigError("quantize needs calibration data, or example_inputs for the modes that need none.")
-        batch, data = _peek(data)
-        example_inputs, example_kwargs = _as_example(batch, model)
+        batch, data = peek(data)
+        example_inputs, example_kwargs = as_example(batch, model)
     check_engine(engine)
     converting = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
     was_training = model.training
@@ -71,6 +70,7 @@ def quantize(
             example_kwargs=example_kwargs,
             target=target,
             method=method,
+            sizes=sizes,
             strict=strict,
             concrete_args=concrete_args,
         )
@@ -97,33 +97,6 @@ def _mapping(mode: str, target: Target | str | None) -> QConfigMapping:
     if mode == "weight_only":
         return QConfigMapping().set_global(weight_only_qconfig)
     raise ConfigError(f"mode {mode!r} is unknown. Known: 'static', 'dynamic', 'weight_only'.")
-
-
-def _peek(data: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
-    """The first batch, and data that still has it: a one-shot iterator is put together again."""
-    if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
-        raise CalibrationError(
-            f"calibration data is a {type(data).__name__}; give an iterable of batches: a DataLoader or [batch]."
-        )
-    iterator = iter(data)
-    try:
-        first = next(iterator)
-    except StopIteration:
-        raise CalibrationError("the calibration data has no batches.") from None
-    if iterator is data:
-        return first, itertools.chain([first], iterator)
-    return first, data
-
-
-def _as_example(batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
-    """Example inputs from a batch: a tuple gives as many arguments as forward has without a default (labels go)."""
-    parameters = inspect.signature(model.forward).parameters
-    if isinstance(batch, Mapping):
-        return (), {key: value for key, value in batch.items() if key in parameters}
-    if isinstance(batch, (tuple, list)):
-        needed = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-        return tuple(batch[: max(1, len(needed))]), None
-    return (batch,), None
 
 
 def save(model: nn.Module, path: str | Path) -> Path:

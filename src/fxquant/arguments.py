@@ -14,6 +14,7 @@ from fxquant.core.config_forms import closest
 from fxquant.core.graph import regions
 from fxquant.core.mapping import Rules
 from fxquant.core.target import Target
+from fxquant.core.waiting import refuse_waiting
 from fxquant.errors import ConfigError, StageError
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.targets import by_name
@@ -95,6 +96,7 @@ def check_rules(rules: Rules, model: nn.Module, strict: bool) -> None:
 
 def is_calibrated(model: nn.Module, caller: str) -> bool:
     """Whether any quantizer of a prepared model has seen data, if it needs some; raises if the model is not one."""
+    refuse_waiting(model, caller)
     found = [(path, region) for path, region in regions(model)]
     if not found or not any(region._region.stage == "prepared" for _, region in found):
         stage = f"is {found[0][1]._region.stage}" if found else f"is a plain {type(model).__name__}"

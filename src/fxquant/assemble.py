@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from fxquant.capture import Method, capture
+from fxquant.capture import Method, Sizes, capture
 from fxquant.capture.bake import bake_parametrizations
 from fxquant.capture.bodies import Seen, capture_bodies, replace_module, watch_calls
 from fxquant.capture.record import Call
@@ -68,12 +68,19 @@ def assemble(
     custom: PrepareCustomConfig,
     *,
     method: Method,
+    sizes: Sizes = "example",
     strict: bool,
     concrete: Mapping[str, Any] | None = None,
 ) -> Assembled:
     """Capture a model (which is not changed) under a custom config."""
     job = _Assembly(
-        model=model, rules=rules, custom=custom, method=method, strict=strict, concrete=dict(concrete or {})
+        model=model,
+        rules=rules,
+        custom=custom,
+        method=method,
+        sizes=sizes,
+        strict=strict,
+        concrete=dict(concrete or {}),
     )
     captured = job.run(args, dict(kwargs))
     place_regions(captured)
@@ -88,6 +95,7 @@ class _Assembly:
     rules: Rules
     custom: PrepareCustomConfig
     method: Method
+    sizes: Sizes
     strict: bool
     concrete: dict[str, Any] = field(default_factory=dict)
     path: str = ""
@@ -129,6 +137,7 @@ class _Assembly:
             args,
             kwargs,
             method=method,
+            sizes=self.sizes,
             leaf_names=[name for name in inside if name in present],
             leaf_classes=self.leaves,
             part=join_path(self.path, path),
@@ -210,6 +219,7 @@ class _Assembly:
             rules=rules,
             custom=custom,
             method=self.method,
+            sizes=self.sizes,
             strict=self.strict,
             path=here,
             outer=self._around(tree, path),

@@ -32,7 +32,7 @@ from fxquant.arguments import (
     refuse_prepared,
 )
 from fxquant.assemble import Scope, assemble
-from fxquant.capture import Method, capture
+from fxquant.capture import Method, Sizes, capture
 from fxquant.core.custom_config import (
     ConvertCustomConfig,
     FuseCustomConfig,
@@ -50,6 +50,7 @@ from fxquant.core.plan import Request
 from fxquant.core.snapshot import left_as_it_was
 from fxquant.core.target import Target
 from fxquant.core.verify import run_passes
+from fxquant.core.waiting import waiting
 from fxquant.engines.choose import Engine, apply_engine, available, check_engine, fastest, on_engines, run_examples
 from fxquant.errors import ConfigError, StageError
 from fxquant.flows.decide import decide, decide_for_training, leaves_target_open, watch_for
@@ -108,7 +109,7 @@ def fuse_fx(
 def prepare_fx(
     model: nn.Module,
     qconfig_mapping: Any,
-    example_inputs: Any,
+    example_inputs: Any = None,
     prepare_custom_config: PrepareCustomConfig | Mapping[str, Any] | None = None,
     _equalization_config: object = None,
     backend_config: object = None,
@@ -118,13 +119,16 @@ def prepare_fx(
     concrete_args: Mapping[str, Any] | None = None,
     target: Target | str | None = None,
     method: Method = "auto",
+    sizes: Sizes = "example",
     strict: bool = True,
 ) -> nn.Module:
     """Capture a model in eval mode, fold batch norms, and insert observers where its rules ask for int8.
 
     `qconfig_mapping` is a QConfigMapping, a qconfig_dict, a callable `(name, kind, op) -> QConfig | "float" | None`, or
     a tuple of such. `concrete_args` fixes plain arguments of `forward`, by name. Run data through the result
-    (`calibrate`), then `convert_fx` it. The model itself is not changed.
+    (`calibrate`), then `convert_fx` it. The model itself is not changed. Without example inputs it is captured at its
+    first call. `sizes="any"` fixes no size and no length of a list that the example shows: code that depends on them
+    runs as written, around the parts that do not.
 
     Without a `target`, what any of the engines on this machine needs is observed, and `convert_fx(engine=...)` decides.
     """
@@ -142,14 +146,17 @@ def prepare_fx(
     custom = as_prepare_config(either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config"))
     custom = custom.with_standalone(rules.mapping.standalone)
     check_preserved(model, custom.preserved_attributes, "prepare_fx")
-    asked = Asked(read_target(target, backend_config, rules), method, strict, concrete_args or {})
-    return _prepare(model, rules, custom, read_examples(example_inputs, example_kwargs), asked, training=False)
+    asked = Asked(read_target(target, backend_config, rules), method, sizes, strict, concrete_args or {})
+    job = functools.partial(_prepare, rules=rules, custom=custom, asked=asked, training=False)
+    if example_inputs is None and example_kwargs is None:
+        return waiting(model, job)
+    return job(model, *read_examples(example_inputs, example_kwargs))
 
 
 def prepare_qat_fx(
     model: nn.Module,
     qconfig_mapping: Any,
-    example_inputs: Any,
+    example_inputs: Any = None,
     prepare_custom_config: PrepareCustomConfig | Mapping[str, Any] | None = None,
     backend_config: object = None,
     *,
@@ -158,6 +165,7 @@ def prepare_qat_fx(
     concrete_args: Mapping[str, Any] | None = None,
     target: Target | str | None = None,
     method: Method = "auto",
+    sizes: Sizes = "example",
     strict: bool = True,
 ) -> nn.Module:
     """Capture a model in train mode for training with quantization in the loop. Arguments as for `prepare_fx`.
@@ -181,8 +189,11 @@ def prepare_qat_fx(
     custom = custom.with_standalone(rules.mapping.standalone)
     check_preserved(model, custom.preserved_attributes, "prepare_qat_fx")
     own = clone_tree(model, share_tensors=False, share_objects=False)
-    asked = Asked(read_target(target, backend_config, rules), method, strict, concrete_args or {})
-    return _prepare(own, rules, custom, read_examples(example_inputs, example_kwargs), asked, training=True)
+    asked = Asked(read_target(target, backend_config, rules), method, sizes, strict, concrete_args or {})
+    job = functools.partial(_prepare, rules=rules, custom=custom, asked=asked, training=True)
+    if example_inputs is None and example_kwargs is None:
+        return waiting(own, job)
+    return job(own, *read_examples(example_inputs, example_kwargs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,24 +202,26 @@ class Asked:
 
     target: Target | None
     method: Method
+    sizes: Sizes
     strict: bool
     concrete: Mapping[str, Any]
 
 
 def _prepare(
     model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
     rules: Rules,
     custom: PrepareCustomConfig,
-    examples: tuple[tuple[Any, ...], dict[str, Any]],
     asked: Asked,
-    *,
     training: bool,
 ) -> nn.Module:
-    (args, kwargs), strict = examples, asked.strict
-    check_concrete(model, asked.concrete, args, kwargs)
+    strict, fixed = asked.strict, asked.concrete
+    check_concrete(model, fixed, args, kwargs)
     with left_as_it_was(model):
         assembled = assemble(
-            model, args, kwargs, rules, custom, method=asked.method, strict=strict, concrete=asked.concrete
+            model, args, kwargs, rules, custom, method=asked.method, sizes=asked.sizes, strict=strict, concrete=fixed
         )
     prepared = assembled.model
     check_boundaries(assembled)
@@ -294,12 +307,12 @@ def convert_on_engines(prepared: nn.Module, custom: ConvertCustomConfig) -> dict
 
 def _convert(prepared: nn.Module, custom: ConvertCustomConfig, engine: str) -> nn.Module:
     """The QDQ form, decided for an engine where that is open. Without calibration it waits for its state_dict."""
-    waiting = not is_calibrated(prepared, "convert_fx")
+    uncalibrated = not is_calibrated(prepared, "convert_fx")
     decided = decide(copy_model(prepared).eval(), engine=engine, in_place=True)
     converted = quantize_custom(decided, custom.observed_to_quantized_mapping)
     fresh = {id(region) for _, region in regions(converted) if region._region.stage == "prepared"}
     tied: Tied = {}
-    into_int8 = ("convert", lambda region: convert(region, tied=tied, waiting=waiting))
+    into_int8 = ("convert", lambda region: convert(region, tied=tied, waiting=uncalibrated))
     for passes in ((*FREEZE, into_int8, ("open_boundary", open_boundary)), (("connect_regions", connect_regions),)):
         run_passes(converted, passes, "converted", only=lambda region: id(region) in fresh)
     return converted

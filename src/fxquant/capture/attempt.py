@@ -19,6 +19,7 @@ from fxquant.capture.compare import call, copy_inputs, difference, evaluating, u
 from fxquant.capture.export import export
 from fxquant.capture.fold_constants import fold_constants
 from fxquant.capture.functionalize import functionalize
+from fxquant.capture.guards import check_items, check_key, check_same, unpack
 from fxquant.capture.inputs import Slot, as_call
 from fxquant.capture.lift import lift
 from fxquant.capture.modes import check_eval
@@ -30,6 +31,8 @@ from fxquant.core.graph import Region, RegionState, clone_tree
 from fxquant.core.nodes import record_tensors
 from fxquant.core.ops import OpTable
 from fxquant.errors import CaptureError
+
+_FIXING = (check_same, check_items, check_key, unpack)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +46,7 @@ class Job:
     leaf_classes: Collection[type]
     ops: OpTable
     share_tensors: bool
+    free: bool = False  # no size that the example shows may be fixed
 
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return as_call(self.slots, {slot.name: slot.value for slot in self.slots})
@@ -66,9 +70,19 @@ def symbolic(job: Job) -> Region:
     try:
         return _symbolic(job, concrete=False)
     except CaptureError as error:
-        if not job.has_example or error.data_dependent:
+        if not job.has_example or error.data_dependent or job.free:
             raise
     return _symbolic(job, concrete=True)
+
+
+def symbolic_root(job: Job) -> Region:
+    """The same for the root of a model. A part runs its code if a call is not covered; the root has no such way out."""
+    region = symbolic(job)
+    fixed = [node for node in region.graph.nodes if node.target in _FIXING] if job.free else []
+    if fixed:
+        why = "it depends on the number of items in a container, and nothing is to be fixed"
+        raise CaptureError(f"symbolic: {why}.", reason=why, where=str(fixed[0].meta.get("where", "")))
+    return region
 
 
 def _symbolic(job: Job, concrete: bool) -> Region:

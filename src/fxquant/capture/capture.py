@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from fxquant.capture.attempt import Job, exported, record, symbolic
+from fxquant.capture.attempt import Job, exported, record, symbolic_root
 from fxquant.capture.batch import batch_size, fixes_batch, fixes_inputs
 from fxquant.capture.guards import check_fixed, check_given, check_items, check_key, check_same, unpack
 from fxquant.capture.inputs import bind, bind_defaults
@@ -30,6 +30,7 @@ from fxquant.core.tree import set_tree, tree_of
 from fxquant.errors import CaptureError
 
 Method = Literal["auto", "symbolic", "export", "piecewise"]
+Sizes = Literal["example", "any"]
 
 log = logging.getLogger("fxquant")
 
@@ -42,6 +43,7 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     method: Method = "auto",
+    sizes: Sizes = "example",
     leaf_names: Collection[str] = (),
     leaf_classes: Collection[type] = (),
     ops: OpTable = OPS,
@@ -52,12 +54,17 @@ def capture(
     """Turn a model into one with regions that computes the same and shares its tensors; the model is not changed.
 
     `args` and `kwargs` are example inputs; without them (`args=None`) only method="symbolic" works, and nothing is
-    known of the tensors. `leaf_names` and `leaf_classes` are modules that a symbolic trace does not look into.
-    `part` is the path of a model that is part of another. `concrete` are values of plain arguments: they are fixed, and
-    what a graph takes for arguments that a call leaves out.
+    known of the tensors. `sizes="any"` fixes no size of the example, and neither does method="piecewise". `leaf_names`
+    and `leaf_classes` are modules that a symbolic trace does not look into. `part` is the path of a model that is part
+    of another. `concrete` are values of plain arguments: they are fixed, and what a graph takes for arguments that a
+    call leaves out.
     """
     if method not in get_args(Method):
         raise CaptureError(f"method {method!r} is unknown. Use {', '.join(map(repr, get_args(Method)))}.")
+    if sizes not in get_args(Sizes):
+        raise CaptureError(f"sizes {sizes!r} is unknown. Use {', '.join(map(repr, get_args(Sizes)))}.")
+    if sizes == "any" and method == "export":
+        raise CaptureError("method='export' fixes sizes, so it does not go with sizes='any'. Use method='auto'.")
     has_example = args is not None or bool(kwargs)
     if not has_example and method in ("export", "piecewise"):
         raise CaptureError(f"method={method!r} needs example inputs. Pass them, or use method='symbolic'.")
@@ -82,10 +89,11 @@ def capture(
         leaf_classes=leaf_classes,
         ops=ops,
         share_tensors=share_tensors,
+        free=sizes == "any" or method == "piecewise",
     )
     attempts: dict[str, Callable[[Job], nn.Module]] = {
         "auto": lambda job: _climb(job, part),
-        "symbolic": symbolic,
+        "symbolic": symbolic_root,
         "export": exported,
         "piecewise": piecewise,
     }
@@ -98,15 +106,15 @@ def capture(
 def _climb(job: Job, part: str) -> nn.Module:
     """The first rung that holds; one that holds for any batch size before one that does not."""
     try:
-        region = symbolic(job)
+        region = symbolic_root(job)
     except CaptureError as error:
         first = error
     else:
-        return _for_any_batch(job, region, part)
+        return region if job.free else _for_any_batch(job, region, part)
     if not job.has_example:
         raise first
     _announce(part, "failed", first.where, first.reason)
-    if first.data_dependent or _few_fail(job, first):
+    if job.free or first.data_dependent or _few_fail(job, first):
         return piecewise(job)
     if _can_export(job):
         try:

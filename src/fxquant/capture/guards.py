@@ -20,7 +20,7 @@ from fxquant.errors import InputError
 
 _ANY_SIZE = (
     "Capture the model again with example inputs like these, or with sizes='any', which leaves the code that looks at "
-    "this as it is written."
+    "them as it is written."
 )
 
 
@@ -68,7 +68,8 @@ def check_same(value: Any, how: str, fixed: Any) -> None:
     if (now := _READ[how](value)) != fixed:
         raise InputError(
             f"the model's code depends on {how}(...) of a size or dtype, which was {fixed!r} when it was captured and "
-            f"is {now!r} for these inputs. Capture the model again with example inputs of this size."
+            f"is {now!r} for these inputs. Capture the model again with example inputs of this size, or with "
+            "sizes='any'."
         )
 
 
@@ -80,7 +81,8 @@ def unpack(value: Any, name: str, structure: str) -> list[Any]:
     except (ValueError, TypeError) as error:
         raise InputError(
             f"argument {name!r} has another structure than when the model was captured: {str(error).rstrip('.')}. "
-            "Pass the same containers, lengths and keys, or capture the model again with such example inputs."
+            "Pass the same containers, lengths and keys, or capture the model again with such example inputs, or with "
+            "sizes='any'."
         ) from error
 
 
@@ -134,7 +136,7 @@ def check_sizes(tensors: tuple[torch.Tensor, ...], names: tuple[str, ...], condi
         wanted = "; ".join(show(condition, names) for condition in failed)
         raise InputError(
             f"the captured graph does not hold for inputs of size {shown}: it needs {wanted}. "
-            "Capture the model again with example inputs of this size, or with method='symbolic'."
+            "Capture the model again with example inputs of this size, or with sizes='any'."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from fxquant.capture.attempt import Job, symbolic
+from fxquant.capture.attempt import Job, symbolic, symbolic_root
 from fxquant.core.graph import Region
 from fxquant.core.tree import weighted_parts
 from fxquant.errors import CaptureError
@@ -13,10 +13,12 @@ FEW, HALF = 0.1, 0.5  # the share of the weighted ops that may be in opaque modu
 _MOST_LEAVES = 8  # modules that one region may leave opaque before it is given up
 
 
-def with_leaves(job: Job, first: CaptureError, most_parts: float) -> tuple[Region, dict[str, CaptureError]]:
+def with_leaves(
+    job: Job, first: CaptureError, most_parts: float, *, root: bool = True
+) -> tuple[Region, dict[str, CaptureError]]:
     """A region in which the modules that fail are calls; with the reason for each. Raises if that does not work.
 
-    `most_parts` is the share of the weighted ops that may be inside of them.
+    `most_parts` is the share of the weighted ops that may be inside of them. `root` is False for a part of the model.
     """
     whole = len(weighted_parts(job.model, job.ops))
     opaque: dict[str, CaptureError] = {}
@@ -31,7 +33,7 @@ def with_leaves(job: Job, first: CaptureError, most_parts: float) -> tuple[Regio
             break
         names = (*job.leaf_names, *opaque)
         try:
-            region = symbolic(dataclasses.replace(job, leaf_names=names))
+            region = (symbolic_root if root else symbolic)(dataclasses.replace(job, leaf_names=names))
         except CaptureError as again:
             error = again
         else:

@@ -14,7 +14,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from fxquant.capture.attempt import Job, symbolic
+from fxquant.capture.attempt import Job, symbolic, symbolic_root
 from fxquant.capture.compare import difference, evaluating, run
 from fxquant.capture.functional import Spelling, is_weighted_use, put_weights, spell, weight_region
 from fxquant.capture.hints import hint
@@ -174,10 +174,11 @@ class _Pieces:
             share_tensors=True,
         )
         opaque: dict[str, CaptureError] = {}
+        root = module is self.tree
         try:
-            region = symbolic(job)
+            region = (symbolic_root if root else symbolic)(job)
         except CaptureError as error:
-            region, opaque = with_leaves(job, error, FEW if module is self.tree else HALF)
+            region, opaque = with_leaves(job, error, FEW if root else HALF, root=root)
         for call in calls[1:]:
             try:
                 found = difference(run(region, call.args, call.kwargs), run(clone_tree(module), call.args, call.kwargs))

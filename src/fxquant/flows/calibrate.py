@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from fxquant.core.graph import Region, regions
 from fxquant.core.snapshot import left_as_it_was
 from fxquant.core.tree import tree_of
+from fxquant.core.waiting import Waiting, begin
 from fxquant.errors import CalibrationError, StageError
 from fxquant.numerics.channel_mean import ChannelMean
 from fxquant.numerics.fake_quant import FakeQuant
@@ -26,16 +29,17 @@ def calibrate(prepared: nn.Module, data: Iterable[Any], *, num_batches: int | No
     example inputs given to `prepare_fx` (labels, mostly) is left out. With torch.distributed, every rank gives its own
     share of the data, and all end with the ranges of the whole. A model from `prepare_qat_fx` trains from these ranges.
     """
+    if isinstance(prepared, Waiting):
+        batch, data = peek(data)
+        args, kwargs = as_example(batch, prepared)
+        begin(prepared, args, kwargs or {})
     stages = {region._region.stage for _, region in regions(prepared)}
     if "prepared" not in stages:
         what = f"a {stages.pop()} model" if stages else "a plain module"
         raise StageError(f"calibrate needs a model from prepare_fx or prepare_qat_fx, and got {what}.")
     if prepared.training:
         raise StageError("calibrate runs in eval mode: call prepared.eval() first.")
-    if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
-        raise CalibrationError(
-            f"calibration data is a {type(data).__name__}; give an iterable of batches: a DataLoader or [batch]."
-        )
+    check_data(data)
     count = 0
     means = [module for module in prepared.modules() if isinstance(module, ChannelMean)]
     with (
@@ -92,3 +96,35 @@ def run_batch(prepared: nn.Module, batch: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return prepared(*batch[: tree.num_inputs or len(batch)], **fixed)
     return prepared(batch, **fixed)
+
+
+def check_data(data: Any) -> None:
+    """Raise unless data is an iterable of batches, and not a batch itself."""
+    if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
+        raise CalibrationError(
+            f"calibration data is a {type(data).__name__}; give an iterable of batches: a DataLoader or [batch]."
+        )
+
+
+def peek(data: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+    """The first batch, and data that still has it: a one-shot iterator is put together again."""
+    check_data(data)
+    iterator = iter(data)
+    try:
+        first = next(iterator)
+    except StopIteration:
+        raise CalibrationError("the calibration data has no batches.") from None
+    if iterator is data:
+        return first, itertools.chain([first], iterator)
+    return first, data
+
+
+def as_example(batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+    """Example inputs from a batch: a tuple gives as many arguments as forward has without a default (labels go)."""
+    parameters = inspect.signature(model.forward).parameters
+    if isinstance(batch, Mapping):
+        return (), {key: value for key, value in batch.items() if key in parameters}
+    if isinstance(batch, (tuple, list)):
+        needed = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        return tuple(batch[: max(1, len(needed))]), None
+    return (batch,), None

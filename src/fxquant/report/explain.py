@@ -18,6 +18,7 @@ from fxquant.core.ops import OPS
 from fxquant.core.paths import is_within, join_path
 from fxquant.core.plan import decision_of, note_of
 from fxquant.core.tree import Left, all_left, tree_of, weighted_parts
+from fxquant.core.waiting import refuse_waiting
 from fxquant.errors import StageError
 from fxquant.export.reference import reference_of
 from fxquant.flows.decide import decide
@@ -131,6 +132,7 @@ def explain(model: nn.Module) -> Explanation:
 
     Of a prepared model it shows what `convert_fx` will decide for the target given to `prepare_fx`, or else for onednn.
     """
+    refuse_waiting(model, "explain")
     model = decide(model)
     found = list(_as_run(model))
     tree, known = tree_of(model), all_left(model)
