@@ -10,6 +10,7 @@ from fxquant.core.qconfig import QConfig
 from fxquant.core.qconfig_mapping import QConfigMapping
 from fxquant.core.spec import Spec
 from fxquant.core.target import Target
+from fxquant.engines.native.settings import Native
 from fxquant.errors import (
     ArchiveError,
     CalibrationError,
@@ -55,6 +56,7 @@ __all__ = [
     "FreezeSchedule",
     "FuseCustomConfig",
     "FxQuantError",
+    "Native",
     "PrepareCustomConfig",
     "QConfig",
     "QConfigMapping",

@@ -291,7 +291,8 @@ def convert_fx(
     if engine == "auto" and is_calibrated(graph_module, "convert_fx"):
         run = run_examples(_convert(graph_module, custom, "reference"))
         return fastest(convert_on_engines(graph_module, custom), run)
-    return apply_engine(_convert(graph_module, custom, engine), engine)
+    name = engine if isinstance(engine, str) else "native"
+    return apply_engine(_convert(graph_module, custom, name), engine)
 
 
 def convert_on_engines(prepared: nn.Module, custom: ConvertCustomConfig) -> dict[str, nn.Module]:

@@ -17,24 +17,27 @@ from fxquant.core.verify import run_passes
 from fxquant.engines.example import example_of
 from fxquant.engines.lower import lower
 from fxquant.engines.native.apply import check_native, has_native, run_native
+from fxquant.engines.native.settings import Native
 from fxquant.engines.runtime_regions import outermost, run_regions
 from fxquant.engines.support import supports
 from fxquant.engines.timing import time_interleaved
 from fxquant.errors import ConfigError, FxQuantError, StageError
 from fxquant.passes.fill_grids import fill_grids
 
-Engine = Literal["onednn", "reference", "native", "onnxruntime", "openvino", "auto"]
+Name = Literal["onednn", "reference", "native", "onnxruntime", "openvino", "auto"]
+Engine = Name | Native
 _RUNTIMES = ("onnxruntime", "openvino")
 
 
-def check_engine(engine: str) -> None:
+def check_engine(engine: str | Native) -> None:
     """Raise unless the name is one of an engine that is there."""
-    if engine not in get_args(Engine):
-        raise ConfigError(f"engine {engine!r} is unknown. Known: {', '.join(get_args(Engine))}.")
+    if isinstance(engine, Native):
+        return check_native()
+    if engine not in get_args(Name):
+        raise ConfigError(f"engine {engine!r} is unknown. Known: {', '.join(get_args(Name))}.")
     if engine in _RUNTIMES and not _installed(engine):
         raise ConfigError(f"engine {engine!r} is not installed. Run: pip install 'fxquant[{engine}]'.")
-    if engine == "native":
-        check_native()
+    return check_native() if engine == "native" else None
 
 
 def _installed(runtime: str) -> bool:
@@ -48,14 +51,14 @@ def available() -> tuple[str, ...]:
     return (*onednn, *native, *(runtime for runtime in _RUNTIMES if _installed(runtime)))
 
 
-def apply_engine(model: nn.Module, engine: str) -> nn.Module:
+def apply_engine(model: nn.Module, engine: str | Native) -> nn.Module:
     """Make a converted model (QDQ graphs) run on an engine; it may be changed in place."""
     check_engine(engine)
     run_passes(model, (("fill_grids", fill_grids),), "converted")
     if engine == "onednn":
         return run_passes(model, (("lower", lower),), "converted")
-    if engine == "native":
-        return run_native(model)
+    if isinstance(engine, Native) or engine == "native":
+        return run_native(model, engine if isinstance(engine, Native) else Native())
     if engine in _RUNTIMES:
         return _runtime(model, engine)
     if engine == "auto":

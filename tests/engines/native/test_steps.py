@@ -15,7 +15,7 @@ from zoo import ZOO
 pytest.importorskip("llvmlite")
 
 from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
-from fxquant.engines.native.program import Program
+from fxquant.engines.native.program import Libraries, Program
 from fxquant.engines.native.read import read
 from fxquant.engines.native.runner import plain_graph
 from fxquant.engines.native.steps import Steps
@@ -40,7 +40,7 @@ def check_steps(model: nn.Module, x: Tensor, machine: Machine) -> int:
     assert isinstance(model, Region)
     graph = plain_graph(model)
     reader = read(model, graph, (x,), machine)
-    program = Program(reader, {})
+    program = Program(reader, Libraries())
     recorder = Recorder(model, graph=graph)
     with torch.no_grad():
         recorder.run(x)

@@ -31,7 +31,7 @@ def reference_and_native(name: str) -> tuple[nn.Module, nn.Module, Any]:
     reference = fq.quantize(
         entry.build(), [args or kwargs], example_inputs=args, example_kwargs=kwargs, engine="reference"
     )
-    return reference, apply_engine(copy.deepcopy(reference), "native"), (args, kwargs)
+    return reference, apply_engine(copy.deepcopy(reference), fq.Native(cache=None)), (args, kwargs)
 
 
 def runs_native(model: nn.Module) -> bool:

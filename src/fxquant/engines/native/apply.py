@@ -15,6 +15,7 @@ from fxquant.engines.example import example_of
 from fxquant.engines.lower import lower
 from fxquant.engines.native.machine import host
 from fxquant.engines.native.runner import NativeRunner
+from fxquant.engines.native.settings import Native
 from fxquant.errors import ConfigError
 
 log = logging.getLogger("fxquant")
@@ -33,13 +34,13 @@ def check_native() -> None:
         raise ConfigError("engine 'native' has no kernels for this CPU: it needs AVX2 or NEON with dot products.")
 
 
-def run_native(model: nn.Module) -> nn.Module:
+def run_native(model: nn.Module, settings: Native) -> nn.Module:
     """Lower a converted model, in place, and give its regions machine code. A warning tells where none could be."""
     machine = host()
     assert machine is not None
     run_passes(model, (("lower", lower),), "converted")
     for path, region in regions(model):
-        runner = NativeRunner(region._region.runner, machine)
+        runner = NativeRunner(region._region.runner, machine, settings)
         region._region.runner = runner
         reason = _try(region, runner)
         if reason:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from fxquant.core.nodes import reads_size
 from fxquant.core.paths import get_attr
+from fxquant.engines.native.cache import Cache, entry_name
 from fxquant.engines.native.compiler import Library, module_text, object_code
 from fxquant.engines.native.entry import entry
 from fxquant.engines.native.ir import Function
@@ -23,9 +24,11 @@ from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.plan import Plan, place
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape
+from fxquant.engines.native.threads import workers
 from fxquant.engines.native.vector import Kernel
 
 Bytes = NDArray[np.uint8]
+_WORTH_THREADS = 10_000_000  # products, below which waking threads takes longer than the work
 PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 4, ctypes.c_void_p)
 
 
@@ -45,13 +48,24 @@ def make_kernels(plan: Plan, machine: Machine) -> dict[tuple[object, object], Ke
     return made
 
 
-def load(functions: Sequence[Function], machine: Machine, libraries: dict[str, Library]) -> Library:
-    """The functions compiled; what has the same text is compiled once."""
-    text = module_text(functions, machine)
-    key = hashlib.sha256(text.encode()).hexdigest()
-    if key not in libraries:
-        libraries[key] = Library(object_code(text, machine), machine)
-    return libraries[key]
+class Libraries:
+    """Compiled code: what has the same text is compiled once."""
+
+    def __init__(self, cache: Cache | None = None) -> None:
+        self.cache = cache or Cache(None)
+        self._known: dict[str, Library] = {}
+
+    def load(self, functions: Sequence[Function], machine: Machine) -> Library:
+        """The functions, compiled or from the cache."""
+        text = module_text(functions, machine)
+        name = entry_name(text, machine)
+        if name not in self._known:
+            code = self.cache.load(name)
+            if code is None:
+                code = object_code(text, machine)
+                self.cache.store(name, code)
+            self._known[name] = Library(code, machine)
+        return self._known[name]
 
 
 def _plain(value: Any, env: dict[fx.Node, Any]) -> Any:
@@ -73,7 +87,7 @@ def _plain(value: Any, env: dict[fx.Node, Any]) -> Any:
 class Program:
     """Runs a graph; several threads may. `shapes` of the inputs are fixed, but for the batch."""
 
-    def __init__(self, reader: Reader, libraries: dict[str, Library]) -> None:
+    def __init__(self, reader: Reader, libraries: Libraries) -> None:
         self.machine = reader.machine
         self.region = reader.region
         self.codegen = reader.graph._codegen
@@ -86,8 +100,11 @@ class Program:
             for shared in (False, True):
                 name = f"run{level}{'_shared' if shared else ''}"
                 entries.append(entry(name, ops, self.plan, kernels, self.machine, shared))
-        self.library = load([*kernels.values(), *entries], self.machine, libraries)
-        self.functions = {level: PROTOTYPE(self.library.address(f"run{level}")) for level in self.levels}
+        self.library = libraries.load([*kernels.values(), *entries], self.machine)
+        address = self.library.address
+        self.functions = {level: PROTOTYPE(address(f"run{level}")) for level in self.levels}
+        self.shared = {level: PROTOTYPE(address(f"run{level}_shared")) for level in self.levels}
+        self.macs = sum(op.macs for op in self.plan.ops)
         packed = reader.constants.packed()
         self.constants = aligned(packed.nbytes)
         self.constants[:] = packed
@@ -131,27 +148,53 @@ class Program:
         slots = (ctypes.c_void_p * max(self.slots, 1))()
         kept = np.empty(self.plan.kept * batch, np.uint8) if len(self.levels) > 1 else None
         alive: list[Tensor] = []
-        arena = self._take_arena()
+        threads = min(torch.get_num_threads(), os.cpu_count() or 1) if self.macs * batch >= _WORTH_THREADS else 1
+        arenas = [self._take_arena()]
         try:
             for level in sorted({*self.levels, *self.outside}):
                 for node in self.outside.get(level, ()):
                     env[node] = self._call(node, env, batch)
                 if level in self.functions:
                     alive += self._hand_over(level, env, slots, batch)
-                    self._run_segment(level, arena, kept, slots, batch)
+                    self._run_segment(level, arenas, (kept, slots), batch, threads)
         finally:
             with self._lock:
-                self._free.append(arena)
+                self._free += arenas
         for node in self.exports:
             shape = self.shapes[node]
             last = isinstance(shape, Shape) and shape.channels_last
             env[node] = env[node].contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
         return _plain(self.output.args[0], env)
 
-    def _run_segment(self, level: int, arena: Bytes, kept: Bytes | None, slots: Any, batch: int) -> None:
-        keep = 0 if kept is None else kept.ctypes.data
-        function: Callable[..., None] = self.functions[level]
-        function(arena.ctypes.data, keep, self.constants.ctypes.data, ctypes.addressof(slots), 0, batch, 0, 1, 0)
+    def _run_segment(self, level: int, arenas: list[Bytes], memory: tuple[Any, Any], batch: int, threads: int) -> None:
+        """One segment for all samples: threads take samples each, and do the rest together."""
+        kept, slots = memory
+        fixed = (
+            0 if kept is None else kept.ctypes.data,
+            self.constants.ctypes.data,
+            ctypes.addressof(slots),
+        )
+        alone: Callable[..., None] = self.functions[level]
+        together: Callable[..., None] = self.shared[level]
+        done = 0
+        if threads > 1:
+            full = batch // threads * threads
+            # the first arena is for what is done together: some threads get there before others are done alone
+            while len(arenas) < (threads + 1 if full else 1):
+                arenas.append(self._take_arena())
+            places = [arena.ctypes.data for arena in arenas]
+            count = ctypes.c_int64(0)
+
+            def job(thread: int, of: int) -> None:
+                if full:
+                    share = full // of
+                    alone(places[1 + thread], *fixed, thread * share, (thread + 1) * share, 0, 1, 0)
+                if full < batch:
+                    together(places[0], *fixed, full, batch, thread, of, ctypes.addressof(count))
+
+            done = batch if workers().run(job, threads) else 0
+        if done < batch:
+            alone(arenas[0].ctypes.data, *fixed, done, batch, 0, 1, 0)
 
     def _take_arena(self) -> Bytes:
         with self._lock:

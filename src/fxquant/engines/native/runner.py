@@ -11,6 +11,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,15 +20,16 @@ from torch import Tensor, fx
 from fxquant.core import compat
 from fxquant.core.graph import Region
 from fxquant.engines.agreement import compare, nudge
-from fxquant.engines.native.compiler import Library
+from fxquant.engines.native.cache import Cache
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.program import Program
+from fxquant.engines.native.program import Libraries, Program
 from fxquant.engines.native.read import read
 from fxquant.engines.native.scan import Scans
+from fxquant.engines.native.settings import Native
 from fxquant.engines.native.shapes import Unread, is_channels_last
 from fxquant.engines.unsigned import move_up
 from fxquant.engines.watch import Watch, has_hooks, watch
-from fxquant.errors import FxQuantError
+from fxquant.errors import FxQuantError, InputError
 from fxquant.passes.fill_grids import filled_graph
 
 log = logging.getLogger("fxquant")
@@ -47,9 +49,10 @@ def plain_graph(region: Region) -> fx.Graph:
 class NativeRunner:
     """The programs of one region, by the sizes that they are for; the least recently used is dropped."""
 
-    def __init__(self, lowered: Any, machine: Machine) -> None:
+    def __init__(self, lowered: Any, machine: Machine, settings: Native) -> None:
         self.lowered = lowered
         self.machine = machine
+        self.settings = settings
         self.failed = ""  # why no call is native
         self._forget()
 
@@ -57,7 +60,8 @@ class NativeRunner:
         self.watch: Watch | None = None
         self.programs: OrderedDict[Key, Program] = OrderedDict()
         self.refused: dict[Key, str] = {}
-        self.libraries: dict[str, Library] = {}
+        cache = self.settings.cache
+        self.libraries = Libraries(Cache(None if cache is None else Path(cache)))
         self.told: set[str] = set()
         self.outside: dict[str, str] = {}  # nodes that Python runs, and why
         self._lock = threading.RLock()
@@ -81,6 +85,8 @@ class NativeRunner:
         if not compat.plain_mode():
             return self._pass_on(region, args, kwargs, "under autocast, tracing or a mode of torch")
         inputs = bind(region, args, kwargs)
+        if inputs is not None and any(isinstance(value, Tensor) and not value.numel() for value in inputs):
+            return _interpret(region, plain_graph(region), inputs)
         key = key_of(inputs) if inputs is not None else None
         if inputs is None or key is None:
             return self._pass_on(region, args, kwargs, "for arguments without a batch of tensors on the CPU")
@@ -104,7 +110,7 @@ class NativeRunner:
             graph = plain_graph(region)
             try:
                 expected, nudged = (_interpret(region, graph, each) for each in (inputs, nudge(inputs)))
-            except Exception:  # whatever is wrong with this call, the lowered graph says it better
+            except (InputError, TypeError):  # inside a model, such calls run the user's code
                 return self.lowered(region, args, kwargs)
             try:
                 program = self.make(region, graph, inputs)
@@ -142,7 +148,7 @@ class NativeRunner:
         log.warning("%r runs on onednn, not native, %s. %s", name, when, why)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"lowered": self.lowered, "machine": self.machine, "failed": self.failed}
+        return {"lowered": self.lowered, "machine": self.machine, "settings": self.settings, "failed": self.failed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

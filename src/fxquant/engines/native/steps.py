@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from fxquant.engines.native.entry import entry
 from fxquant.engines.native.ops import Op
-from fxquant.engines.native.program import PROTOTYPE, Program, aligned, load, make_kernels
+from fxquant.engines.native.program import PROTOTYPE, Libraries, Program, aligned, make_kernels
 from fxquant.engines.native.values import View
 
 
@@ -25,7 +25,7 @@ class Steps:
         entries = [entry(f"step{index}", [op], plan, kernels, machine) for index, op in enumerate(plan.ops)]
         self.ops: tuple[Op, ...] = plan.ops
         self.program = program
-        self._library = load([*kernels.values(), *entries], machine, {})
+        self._library = Libraries().load([*kernels.values(), *entries], machine)
         self._functions = [PROTOTYPE(self._library.address(f"step{index}")) for index in range(len(plan.ops))]
         self._arena, self._kept = aligned(plan.arena), aligned(plan.kept)
         self._slots = (ctypes.c_void_p * max(program.slots, 1))()

@@ -1,0 +1,279 @@
+"""What the native engine does besides the usual call: other sizes, threads, changed models, wrong inputs, the cache."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+from fxquant.core.graph import Region
+from fxquant.numerics.affine import sqnr_db
+
+pytest.importorskip("llvmlite")
+
+from fxquant.engines.native import compiler, program
+from fxquant.engines.native.runner import MOST_PROGRAMS, NativeRunner
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 20, 3, padding=1), nn.Conv2d(20, 20, 3, stride=2, groups=20)
+        self.act, self.head = nn.Hardswish(), nn.Linear(20, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(self.act(self.a(x))).relu().mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def prepared() -> nn.Module:
+    torch.manual_seed(0)
+    made = fq.prepare_fx(Net().eval(), fq.get_default_qconfig_mapping("x86"), (torch.randn(1, 3, 16, 16),))
+    made(torch.randn(4, 3, 16, 16))
+    return made
+
+
+@pytest.fixture
+def native(prepared: nn.Module) -> nn.Module:
+    return fq.convert_fx(prepared, engine=fq.Native(cache=None))
+
+
+@pytest.fixture
+def reference(prepared: nn.Module) -> nn.Module:
+    return fq.convert_fx(prepared, engine="reference")
+
+
+def runner_of(model: nn.Module) -> NativeRunner:
+    assert isinstance(model, Region)
+    found = model._region.runner
+    assert isinstance(found, NativeRunner)
+    return found
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batches of native calls."""
+    seen: list[int] = []
+    run = program.Program.run
+
+    def count(self: program.Program, inputs: Any, batch: int) -> Any:
+        seen.append(batch)
+        return run(self, inputs, batch)
+
+    monkeypatch.setattr(program.Program, "run", count)
+    return seen
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and sqnr_db(a.detach(), b) > 30
+
+
+def test_any_batch_is_one_program(native: nn.Module, reference: nn.Module) -> None:
+    for batch in (1, 2, 7):
+        x = torch.randn(batch, 3, 16, 16)
+        assert close(reference(x), native(x))
+    assert len(runner_of(native).programs) == 1
+
+
+def test_other_sizes_are_bounded(native: nn.Module, reference: nn.Module) -> None:
+    for size in range(5, 5 + MOST_PROGRAMS + 3):
+        x = torch.randn(2, 3, size, 9)
+        assert close(reference(x), native(x))
+    assert len(runner_of(native).programs) == MOST_PROGRAMS
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last),
+        torch.randn(2, 16, 16, 3).permute(0, 3, 1, 2),
+        torch.randn(2, 6, 16, 16)[:, ::2],
+        torch.randn(2 * 3 * 16 * 16 + 1)[1:].view(2, 3, 16, 16),
+        torch.randn(1, 3, 16, 16).expand(3, 3, 16, 16),
+        torch.full((1, 3, 16, 16), float("nan")),
+        torch.full((1, 3, 16, 16), float("inf")),
+        torch.full((1, 3, 16, 16), -1e30),
+        torch.randn(2, 3, 16, 16, requires_grad=True),
+    ],
+    ids=["channels_last", "permuted", "strided", "unaligned", "expanded", "nan", "inf", "large", "grad"],
+)
+def test_odd_inputs(native: nn.Module, reference: nn.Module, x: Tensor, runs: list[int]) -> None:
+    assert close(reference(x), native(x)) and runs
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(0, 3, 16, 16),
+        torch.randn(2, 4, 16, 16),
+        torch.randn(2, 3, 16),
+        torch.randn(3, 16, 16),
+        torch.randn(2, 3, 16, 16, dtype=torch.float64),
+        torch.randn(2, 3, 16, 16, dtype=torch.bfloat16),
+        torch.zeros(2, 3, 16, 16, dtype=torch.int64),
+        torch.randn(2, 3, 1, 1),
+        torch.randn(2, 3, 0, 16),
+    ],
+    ids=["empty", "channels", "dims", "no_batch", "float64", "bfloat16", "int64", "too_small", "no_rows"],
+)
+def test_wrong_inputs_end_as_in_the_reference(native: nn.Module, reference: nn.Module, x: Tensor) -> None:
+    try:
+        expected = reference(x)
+    except Exception:
+        with pytest.raises(Exception):  # noqa: B017, PT011
+            native(x)
+        return
+    try:
+        actual = native(x)
+    except RuntimeError:
+        assert x.dtype != torch.float32
+        return
+    assert expected.shape == actual.shape and (not x.numel() or close(expected, actual))
+
+
+def test_state_dict_is_seen(native: nn.Module, reference: nn.Module, runs: list[int]) -> None:
+    x = torch.randn(2, 3, 16, 16)
+    before = native(x)
+    state = {name: value.clone() for name, value in native.state_dict().items()}
+    for name, value in state.items():
+        if name.endswith("head.weight_scale"):
+            value.mul_(2)
+    native.load_state_dict(state)
+    reference.load_state_dict(state)
+    runs.clear()
+    assert close(reference(x), native(x)) and runs
+    assert not close(before, native(x))
+
+
+def test_hooks_run_the_lowered_graph(native: nn.Module, runs: list[int]) -> None:
+    seen: list[str] = []
+    x = torch.randn(2, 3, 16, 16)
+    native(x)
+    runs.clear()
+    handle = native.register_forward_hook(lambda *_: seen.append("hook"))
+    native(x)
+    assert seen and not runs
+    handle.remove()
+    native(x)
+    assert runs
+
+
+def test_modes_run_the_lowered_graph(native: nn.Module, runs: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(2, 3, 16, 16)
+    runs.clear()
+    with caplog.at_level(logging.WARNING, "fxquant"), torch.autocast("cpu", torch.bfloat16):
+        native(x)
+    assert not runs and "autocast" in caplog.text
+
+
+def test_several_python_threads(native: nn.Module) -> None:
+    inputs = [torch.randn(2, 3, 16, 16) for _ in range(4)]
+    expected = [native(x) for x in inputs]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(20):
+            if not torch.equal(native(inputs[index]), expected[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_two_threads_give_the_same(native: nn.Module, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(batch, 3, 16, 16)
+    expected = native(x)
+    monkeypatch.setattr(program, "_WORTH_THREADS", 0)
+    monkeypatch.setattr(program.torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(program.os, "cpu_count", lambda: 2)
+    for _ in range(5):
+        assert torch.equal(native(x), expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_runs_after_a_fork(native: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 3, 16, 16)
+    monkeypatch.setattr(program, "_WORTH_THREADS", 0)
+    monkeypatch.setattr(program.torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(program.os, "cpu_count", lambda: 2)
+    expected = native(x)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(native(x), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class TestCache:
+    @pytest.fixture
+    def compiled(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        seen: list[int] = []
+        make = compiler.object_code
+
+        def count(*args: Any) -> bytes:
+            seen.append(1)
+            return make(*args)
+
+        monkeypatch.setattr(program, "object_code", count)
+        return seen
+
+    def convert(self, prepared: nn.Module, place: Path) -> Tensor:
+        model = fq.convert_fx(prepared, engine=fq.Native(cache=place))
+        result: Tensor = model(torch.ones(1, 3, 16, 16))
+        return result
+
+    def test_compiles_once(self, prepared: nn.Module, tmp_path: Path, compiled: list[int]) -> None:
+        place = tmp_path / "code"
+        first = self.convert(prepared, place)
+        assert compiled and stat.S_IMODE(place.stat().st_mode) == 0o700
+        assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in place.iterdir())
+        compiled.clear()
+        assert torch.equal(self.convert(prepared, place), first)
+        assert not compiled
+
+    def test_damaged_entries_are_not_trusted(self, prepared: nn.Module, tmp_path: Path, compiled: list[int]) -> None:
+        first = self.convert(prepared, tmp_path / "code")
+        for path in (tmp_path / "code").iterdir():
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        compiled.clear()
+        assert torch.equal(self.convert(prepared, tmp_path / "code"), first)
+        assert compiled
+
+    def test_other_entries_are_not_trusted(self, prepared: nn.Module, tmp_path: Path, compiled: list[int]) -> None:
+        self.convert(prepared, tmp_path / "code")
+        (path,) = (tmp_path / "code").iterdir()
+        path.rename(path.with_name("0" * 64))
+        path.write_bytes(path.with_name("0" * 64).read_bytes()[:-1])
+        compiled.clear()
+        self.convert(prepared, tmp_path / "code")
+        assert compiled
+
+    def test_places_that_others_write_to_are_not_used(self, prepared: nn.Module, tmp_path: Path) -> None:
+        place = tmp_path / "open"
+        place.mkdir()
+        place.chmod(0o777)
+        self.convert(prepared, place)
+        assert not list(place.iterdir())
+
+
+def test_copies_have_code_of_their_own(native: nn.Module) -> None:
+    x = torch.randn(2, 3, 16, 16)
+    twin = copy.deepcopy(native)
+    assert torch.equal(twin(x), native(x))
+    assert runner_of(twin).programs.keys() == runner_of(native).programs.keys()
