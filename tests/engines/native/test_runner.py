@@ -74,7 +74,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and sqnr_db(a.detach(), b) > 30
+    return a.shape == b.shape and sqnr_db(a.detach(), b) > 20
 
 
 def test_any_batch_is_one_program(native: nn.Module, reference: nn.Module) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from fxquant.core import compat
 from fxquant.core.graph import Region
 from fxquant.core.paths import get_attr
 
@@ -33,21 +34,30 @@ class Shape:
 
 
 class _Shaper(fx.Interpreter):
-    def __init__(self, root: nn.Module, graph: fx.Graph, tensors: dict[int, Tensor]) -> None:
+    def __init__(self, root: nn.Module, graph: fx.Graph, tensors: dict[int, tuple[Tensor, Tensor]]) -> None:
         super().__init__(root, garbage_collect_values=False, graph=graph)
         self.tensors = tensors
 
     def _without_memory(self, tensor: Tensor) -> Tensor:
-        made = self.tensors.get(id(tensor))
-        if made is None:
-            made = self.tensors[id(tensor)] = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
-            )
-        return made
+        known = self.tensors.get(id(tensor))
+        if known is None:
+            known = self.tensors[id(tensor)] = (
+                tensor,
+                _cast(tensor, tensor.dtype),
+            )  # kept, so that its id stays its own
+        return known[1]
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         found = get_attr(self.module, str(target))
         return self._without_memory(found) if isinstance(found, Tensor) else found
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        # these are many, and torch takes long for them
+        if target in (compat.QUANTIZE, compat.DEQUANTIZE) and isinstance(args[0], Tensor) and not kwargs:
+            return _cast(args[0], args[5] if target is compat.QUANTIZE else torch.float32)
+        if target is compat.DEQUANTIZE_CHANNEL and not kwargs:
+            return _cast(args[0], torch.float32)
+        return super().call_function(target, args, kwargs)
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
         module = self.module.get_submodule(str(target))
@@ -59,6 +69,10 @@ class _Shaper(fx.Interpreter):
         return functional_call(module, own, args, kwargs) if own else module(*args, **kwargs)
 
 
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
+
+
 def find_shapes(
     root: nn.Module, graph: fx.Graph, inputs: Sequence[Any]
 ) -> tuple[Mapping[fx.Node, Any], Mapping[fx.Node, Any]]:
@@ -67,7 +81,7 @@ def find_shapes(
     `inputs` are the values of the placeholders.
     All tensors among them have the batch in front. Raises Unread if the graph does not run like that.
     """
-    tensors: dict[int, Tensor] = {}
+    tensors: dict[int, tuple[Tensor, Tensor]] = {}
     runs = []
     for batch in (2, 3):
         interpreter = _Shaper(root, graph, tensors)
