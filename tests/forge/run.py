@@ -10,6 +10,7 @@ import argparse
 import collections
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,7 +72,11 @@ class Worker:
             return found
         code = process.wait()
         self.process = None
-        return {"process": f"hang: no answer in time (signal {-code})" if code == -14 else f"crash: exit code {code}"}
+        return {
+            "process": f"hang: no answer in time (signal {-code})"
+            if code in (-signal.SIGALRM, -signal.SIGPROF)
+            else f"crash: exit code {code}"
+        }
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-W", "ignore", "-m", "forge.worker", str(self.folder), ",".join(self.engines)]

@@ -22,7 +22,7 @@ import torch
 import fxquant as fq
 from forge.files import inputs
 
-SECONDS, MORE_MEMORY = 40, 4 * 2**30
+SECONDS, MORE_MEMORY = 60, 4 * 2**30  # of the processor, and what comes on top of the memory of a worker
 _SEEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "urllib.", "ftplib.", "webbrowser.")
 _CALM = ("os.listdir", "os.scandir", "os.walk", "os.mkdir", "os.remove", "os.rmdir", "ctypes.", "os.add_dll_directory")
 
@@ -105,10 +105,12 @@ def main() -> None:
         before, found = state(), {}
         watch.events.clear()
         for engine in engines:
-            signal.alarm(SECONDS)  # it ends the process
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)  # it ends the process
+            signal.alarm(10 * SECONDS)
             watch.on = True
             found[engine] = attempt(path, base, engine)
             watch.on = False
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
             if found[engine] == "refused" and engine == "reference":
                 break  # by the checks that all engines share

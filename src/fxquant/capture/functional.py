@@ -113,7 +113,8 @@ class Weight(Tensor):
     def __new__(cls, region: Region, spelling: Spelling) -> Weight:
         op = region._modules[region._region.flat]
         assert op is not None and isinstance(op.weight, Tensor)
-        shape = tuple(reversed(op.weight.shape)) if spelling.is_product else tuple(op.weight.shape)
+        stored = tuple(getattr(op, "weight_shape", op.weight.shape))  # integers may be packed
+        shape = tuple(reversed(stored)) if spelling.is_product else stored
         dtype = op.weight.dtype if op.weight.is_floating_point() else torch.float32
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=op.weight.device)
         made.region, made.spelling = region, spelling

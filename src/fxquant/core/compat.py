@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fxquant.core import nibbles
+
 with contextlib.suppress(ImportError):
     import torch.ao.quantization.fx._decomposed
 
@@ -187,12 +189,15 @@ def _quantize_rounding(
 _own = torch.library.Library("fxquant", "DEF")
 _own.define(f"quantize_per_tensor(Tensor input, float scale, int zero_point, {_QPARAMS}, str rounding) -> Tensor")
 _own.impl("quantize_per_tensor", _quantize_rounding, "CompositeExplicitAutograd")
+_own.define("unpack(Tensor packed, int[] tail, bool signed) -> Tensor")
+_own.impl("unpack", nibbles.unpack, "CompositeExplicitAutograd")
 _libraries.append(_own)
 
 decomposed = torch.ops.quantized_decomposed
 QUANTIZE = decomposed.quantize_per_tensor.default
 QUANTIZE_TENSOR = decomposed.quantize_per_tensor.tensor
 QUANTIZE_ROUNDING = torch.ops.fxquant.quantize_per_tensor.default
+UNPACK = torch.ops.fxquant.unpack.default  # integers of four bits, see core/nibbles.py
 DEQUANTIZE = decomposed.dequantize_per_tensor.default
 DEQUANTIZE_TENSOR = decomposed.dequantize_per_tensor.tensor
 DEQUANTIZE_CHANNEL = decomposed.dequantize_per_channel.default

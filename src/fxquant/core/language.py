@@ -200,4 +200,4 @@ def _quantized_ops() -> frozenset[Any]:
     from fxquant.core import compat
 
     choose = (compat.CHOOSE_QPARAMS, compat.CHOOSE_QPARAMS_SYMMETRIC)
-    return frozenset((*compat.QUANTIZE_OPS, *compat.DEQUANTIZE_OPS, *choose))
+    return frozenset((*compat.QUANTIZE_OPS, *compat.DEQUANTIZE_OPS, compat.UNPACK, *choose))

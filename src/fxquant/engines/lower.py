@@ -109,12 +109,12 @@ def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
         stride, padding, extra, groups, dilation = group.node.args[3:8]
         if isinstance(extra, fx.Node):
             return "its output size is given at run time"
-        if not fits(tuple(group.holder.weight.shape[2:]), stride, padding, extra, dilation):
+        if not fits(group.holder.weight_shape[2:], stride, padding, extra, dilation):
             return "dilation, or an output padding beyond the kernel's reach"
         kernel = TransposedKernel(group.holder, group.x_grid, output, tail, (stride, padding, extra, groups))  # type: ignore[arg-type]
     else:
         stride, padding, dilation, groups = group.node.args[3:7]
-        pads = explicit_padding(padding, group.holder.weight.shape[2:], dilation)
+        pads = explicit_padding(padding, group.holder.weight_shape[2:], dilation)
         if pads is None:
             return "'same' padding that is not symmetric"
         geometry = (stride, pads, dilation, groups)
@@ -147,7 +147,7 @@ def _summands(group: Group) -> tuple[int, ...]:
 
 def _emit_weight_only(region: Region, node: fx.Node) -> None:
     holder = weight_holder(region, node.args[1])
-    if holder is None or holder.weight.dim() != 2:
+    if holder is None or len(holder.weight_shape) != 2:
         return
     kernel = _install(region, node.name, WeightOnlyLinear(holder))
     with region.graph.inserting_before(node):

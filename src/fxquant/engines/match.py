@@ -88,14 +88,18 @@ def weight_holder(region: Region, weight: object) -> QuantizedWeight | None:
     """The holder of the integers that a dequantized weight is made from."""
     if not isinstance(weight, fx.Node) or weight.target not in compat.DEQUANTIZE_OPS:
         return None
-    module = region.get_submodule(str(integers(weight).target).rpartition(".")[0])
+    source = integers(weight)
+    source = integers(source) if source.target is compat.UNPACK else source
+    if source.op != "get_attr":
+        return None
+    module = region.get_submodule(str(source.target).rpartition(".")[0])
     return module if isinstance(module, QuantizedWeight) else None
 
 
 def _kernel_weight(region: Region, weight: object, axis: int) -> QuantizedWeight | None:
     """The same, if it is symmetric int8 per output channel, used in float32."""
     holder = weight_holder(region, weight)
-    if holder is None or not isinstance(weight, fx.Node) or weight.kwargs or holder.weight.dtype != torch.int8:
+    if holder is None or not isinstance(weight, fx.Node) or weight.kwargs or holder.spec.dtype != torch.int8:
         return None
     per_channel = holder.spec.granularity == "per_channel" and holder.spec.axis == axis
     fits = (per_channel or holder.spec.granularity == "per_tensor") and holder.weight_zero_point is None

@@ -95,7 +95,7 @@ class Kernel(nn.Module):
             return self.forward(*args)  # type: ignore[no-any-return]
         except RuntimeError as error:
             shapes = " and ".join(str(tuple(arg.shape)) for arg in args if isinstance(arg, Tensor))
-            weight = f"{self.holder.kind} with a weight of {tuple(self.holder.integers.shape)}"
+            weight = f"{self.holder.kind} with a weight of {self.holder.weight_shape}"
             raise RuntimeError(f"{weight} cannot take an input of {shapes}. {error}") from error
 
     def _traced(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
@@ -146,7 +146,7 @@ class Kernel(nn.Module):
 
     def _scale(self) -> Tensor:
         """Of the weight, one number per output channel."""
-        return self.holder.weight_scale.expand(self.holder.integers.shape[0]).contiguous()
+        return self.holder.weight_scale.expand(self.holder.weight_shape[0]).contiguous()
 
     def _zero_point(self) -> int:
         """Of the input; 0 if it is found at run time, as it mostly is after a relu."""

@@ -46,7 +46,7 @@ class TransposedKernel(Kernel):
         weight = holder.integers.unsqueeze(2) if len(stride) == 1 else holder.integers
         phases = phase_weight(weight, stride2, groups)
         count = stride2[0] * stride2[1]
-        scale = holder.weight_scale.expand(holder.integers.shape[1]).repeat(groups * count)
+        scale = holder.weight_scale.expand(holder.weight_shape[1]).repeat(groups * count)
         bias = holder.dequantized("bias")
         if bias is not None:
             bias = bias.view(groups, 1, -1).expand(-1, count, -1).flatten().contiguous()
@@ -79,7 +79,7 @@ class TransposedKernel(Kernel):
 
     def _interleave(self, y: Tensor, x: Tensor) -> Tensor:
         stride, padding, extra, groups = self.geometry
-        kernel = tuple(self.holder.integers.shape[2:])
+        kernel = self.holder.weight_shape[2:]
         if len(stride) == 1:
             stride, padding, extra, kernel = (1, *stride), (0, *padding), (0, *extra), (1, *kernel)
         batch, _, rows, columns = y.shape

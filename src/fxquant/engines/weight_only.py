@@ -53,15 +53,10 @@ class WeightOnlyLinear(nn.Module):
         spec = self.holder.spec
         if self.holder.weight_zero_point is not None or x.dtype not in (torch.float32, torch.bfloat16):
             return None
-        if any(size % block for size, block in zip(self.holder.integers.shape, _BLOCKS, strict=True)):
+        if any(size % block for size, block in zip(self.holder.weight_shape, _BLOCKS, strict=True)):
             return None
         low = x.to(torch.bfloat16)
-        if (
-            spec.granularity == "per_channel"
-            and spec.axis == 0
-            and self.holder.integers.dtype == torch.int8
-            and _HAS_INT8
-        ):
+        if spec.granularity == "per_channel" and spec.axis == 0 and self.holder.spec.dtype == torch.int8 and _HAS_INT8:
             return torch._weight_int8pack_mm(low, self.holder.integers, self._constant())
         if spec.granularity == "per_group" and spec.bits == 4 and spec.group_size in _INT4_GROUPS and _HAS_INT4:
             weight, scales = self._constant()

@@ -28,7 +28,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "stock": {"class": (str,), "settings": (list,), "absent": (list,)},
     "user": {"class": (str,)},
 }
-_OPTIONAL: dict[str, tuple[type, ...]] = {"training": (bool,), "weights": (list,), "present": (list,)}
+_OPTIONAL: dict[str, tuple[type, ...]] = {"training": (bool,), "weights": (list,), "present": (list,), "tail": (list,)}
 
 
 def check_header(header: Any, tensors: dict[str, Tensor]) -> None:
@@ -73,6 +73,8 @@ def _check_row(path: str, row: Any) -> None:
         _check_words(where, shell["absent"], shell["present"])
         if "weights" in row:
             raise ArchiveError(f"{where} has weights of its own.")
+    if not all(is_whole(size, 1, 2**31) for size in row.get("tail", ())):
+        raise ArchiveError(f"{where} has a weight of the shape {row['tail'][:8]}.")
     if row["kind"] == "stock":
         _check_words(where, row["absent"])
     if row["kind"] == "region":

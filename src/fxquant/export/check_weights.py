@@ -7,6 +7,8 @@ linear [out, in]      conv [out, in / groups, ...]      transposed conv [in, out
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -41,6 +43,10 @@ def _check(holder: QuantizedWeight) -> None:
     spec, weight = holder.spec, holder._buffers.get("weight")
     if holder.kind not in RANKS:
         raise ArchiveError(f"the kind {holder.kind[:40]!r} has no weight.")
+    if weight is not None and holder.tail is not None:
+        if weight.dtype != torch.uint8 or spec.bits > 4 or weight.shape[1:] != (-(-math.prod(holder.tail) // 2),):
+            raise ArchiveError(f"{tuple(weight.shape)} bytes are no rows of {holder.tail}, two to a byte.")
+        weight = holder.integers
     if weight is None or weight.dim() != RANKS[holder.kind] or not weight.numel():
         shape = None if weight is None else tuple(weight.shape)
         raise ArchiveError(f"a {holder.kind} has a weight of {RANKS[holder.kind]} dimensions, not the shape {shape}.")

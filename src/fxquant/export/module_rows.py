@@ -68,7 +68,8 @@ def weight_row(holder: QuantizedWeight) -> Row:
     stored = None if shell is None else stock_row(shell)
     if shell is not None and stored is not None:
         stored["present"] = [name for name, value in shell._parameters.items() if value is not None]
-    return {"kind": "weight", "op": holder.kind, "spec": to_json(holder.spec), "shell": stored}
+    packed = {} if holder.tail is None else {"tail": list(holder.tail)}
+    return {"kind": "weight", "op": holder.kind, "spec": to_json(holder.spec), "shell": stored, **packed}
 
 
 def grid_row(grid: Grid) -> Row:
@@ -106,7 +107,7 @@ def build_weight(row: Row, part: nn.Module | None) -> QuantizedWeight:
     spec = from_json(row["spec"])
     if not isinstance(spec, Spec):
         raise ArchiveError("the file has a weight without a spec.")
-    holder = QuantizedWeight(str(row["op"]), spec)
+    holder = QuantizedWeight(str(row["op"]), spec, tuple(row["tail"]) if "tail" in row else None)
     for name in _HOLDER:
         holder.register_buffer(name, None)
     if row["shell"] is not None:

@@ -18,6 +18,7 @@ from torch import Tensor, func, fx, nn
 
 from fxquant.core import compat
 from fxquant.core.graph import Region
+from fxquant.core.nibbles import pack, unpack
 from fxquant.core.ops import Op, OpTable
 from fxquant.core.paths import set_submodule
 from fxquant.core.plan import Note, note_of
@@ -45,12 +46,34 @@ class QuantizedWeight(Counted):
     weight_zero_point: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, kind: str, spec: Spec) -> None:
+    def __init__(self, kind: str, spec: Spec, tail: tuple[int, ...] | None = None) -> None:
         super().__init__()
         self.kind = kind
         self.spec = spec
+        self.tail = tail  # the shape of a row of a weight whose integers are two to a byte, see core/nibbles.py
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of the weight, packed or not."""
+        return tuple(self.stored.shape) if self.tail is None else (self.stored.shape[0], *self.tail)
+
+    @property
+    def stored(self) -> Tensor:
+        """The weight as it is stored."""
+        weight = self._buffers["weight"]
+        assert weight is not None
+        return weight
+
+    @property
+    def integers(self) -> Tensor:
+        """The integers of the weight, each in an element of its own; made for the call where they are packed."""
+        return self.stored if self.tail is None else unpack(self.stored, self.tail, self.spec.signed)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        given = state_dict.get(f"{prefix}weight")
+        if self.tail is not None and isinstance(given, Tensor) and given.dtype == self.spec.dtype:
+            wide = tuple(given.shape) == self.weight_shape  # of a model that was converted before they were packed
+            state_dict[f"{prefix}weight"] = pack(given) if wide else given
         errors = [f"{prefix}{name}: {error}" for name, error in self._misfits(state_dict, prefix)]
         if errors:
             args[-1].extend(errors)
@@ -72,6 +95,8 @@ class QuantizedWeight(Counted):
             elif not given.is_meta and given.numel():
                 if name == "weight_scale" and not bool((given > 0).all()):
                     yield name, f"the scale of a weight is positive; the state has {float(given.min())}."
+                if name == "weight" and self.tail is not None:
+                    given = unpack(given, (2 * given.shape[-1],), self.spec.signed)
                 if name in ("weight", "weight_zero_point") and not ends[0] <= given.min() <= given.max() <= ends[1]:
                     has = f"integers from {int(given.min())} to {int(given.max())}"
                     yield name, f"the state has {has}, this model takes {ends[0]} to {ends[1]}."
@@ -79,13 +104,6 @@ class QuantizedWeight(Counted):
     def __getattr__(self, name: str) -> Any:
         """What a graph that is written down or compiled reads is the plain tensor."""
         return self._for_code(name, super().__getattr__(name))
-
-    @property
-    def integers(self) -> Tensor:
-        """The weight as it is stored."""
-        weight = self._buffers["weight"]
-        assert weight is not None
-        return weight
 
     def as_float(self, name: str) -> Any:
         """The tensor of this name for code outside, where a float module stood."""
@@ -113,7 +131,7 @@ class QuantizedWeight(Counted):
         return func.functional_call(self.shell, {name: self.dequantized(name) for name in names}, args, kwargs)
 
     def extra_repr(self) -> str:
-        return f"{self.kind}, {tuple(self.weight.shape)}, {self.spec}"
+        return f"{self.kind}, {self.weight_shape}, {self.spec}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +209,8 @@ def _hold(call: _Call, tied: Tied) -> QuantizedWeight:
     spec, bias_spec = call.note.weight, call.note.bias
     weight, bias = call.module.weight, getattr(call.module, "bias", None)
     assert spec is not None and isinstance(weight, Tensor)
-    holder = QuantizedWeight(call.op.kind, spec.stored())
+    stored = spec.stored()
+    holder = QuantizedWeight(call.op.kind, stored, tuple(weight.shape[1:]) if stored.bits <= 4 else None)
     holder.__dict__["shell"] = shell_of(call.module)
     key = (id(weight), spec)
     if key not in tied:
@@ -200,6 +219,9 @@ def _hold(call: _Call, tied: Tied) -> QuantizedWeight:
             tied[key] = weight, call.module.weight_fq.quantize(values)
         else:
             tied[key] = weight, quantize_weight(values, spec, f"{call.path}.weight")
+        if holder.tail is not None:
+            q, *rest = tied[key][1]
+            tied[key] = weight, (pack(q), *rest)
     q, scale, zero = tied[key][1]
     holder.register_buffer("weight", q)
     holder.register_buffer("weight_scale", scale)
@@ -242,7 +264,7 @@ def _keep_rest(module: nn.Module, holder: QuantizedWeight) -> None:
 
 def _dequantize(graph: fx.Graph, path: str, holder: QuantizedWeight, dtype: torch.dtype) -> fx.Node:
     spec = holder.spec
-    weight, scale = graph.get_attr(f"{path}.weight"), graph.get_attr(f"{path}.weight_scale")
+    weight, scale = _unpacked(graph, graph.get_attr(f"{path}.weight"), holder), graph.get_attr(f"{path}.weight_scale")
     zero = graph.get_attr(f"{path}.weight_zero_point") if holder.weight_zero_point is not None else None
     grid = (spec.quant_min, spec.quant_max, spec.dtype)
     out: dict[str, Any] = {} if dtype == torch.float32 else {"out_dtype": dtype}
@@ -252,6 +274,12 @@ def _dequantize(graph: fx.Graph, path: str, holder: QuantizedWeight, dtype: torc
     if spec.granularity == "per_channel":
         return graph.call_function(compat.DEQUANTIZE_CHANNEL, (weight, scale, zero, spec.axis, *grid), out)
     return graph.call_function(compat.DEQUANTIZE, (weight, scale, 0 if zero is None else zero, *grid), out)
+
+
+def _unpacked(graph: fx.Graph, weight: fx.Node, holder: QuantizedWeight) -> fx.Node:
+    if holder.tail is None:
+        return weight
+    return graph.call_function(compat.UNPACK, (weight, list(holder.tail), holder.spec.signed))
 
 
 def _dequantize_bias(graph: fx.Graph, path: str, bias: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -314,6 +342,7 @@ def _lookup(graph: fx.Graph, node: fx.Node, path: str, holder: QuantizedWeight, 
     spec = holder.spec
     grid = (spec.quant_min, spec.quant_max, spec.dtype)
     rows = graph.call_function(F.embedding, (index, graph.get_attr(f"{path}.weight")))
+    rows = _unpacked(graph, rows, holder)
     if spec.granularity == "per_tensor":
         per_tensor = graph.get_attr(f"{path}.weight_scale")
         offset = 0 if holder.weight_zero_point is None else graph.get_attr(f"{path}.weight_zero_point")

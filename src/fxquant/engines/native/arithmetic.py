@@ -38,9 +38,9 @@ def numbers(reader: Reader, group: Group, x: Grid, axis: int = 0) -> Numbers:
     assert holder is not None and isinstance(weight, fx.Node)
     spec = holder.spec
     fits = spec.granularity == "per_tensor" or (spec.granularity == "per_channel" and spec.axis == axis)
-    if not fits or holder.integers.dtype != torch.int8 or holder.weight_zero_point is not None or weight.kwargs:
+    if not fits or holder.spec.dtype != torch.int8 or holder.weight_zero_point is not None or weight.kwargs:
         raise Unread("the kernel takes symmetric int8 weights per output channel")
-    if holder.integers.device.type != "cpu":
+    if holder.stored.device.type != "cpu":
         raise Unread("its weight is not on the CPU")
     q = holder.integers.detach().numpy()
     q = q.reshape(*q.shape, *(1,) * (4 - q.ndim)) if q.ndim != 3 else q[:, :, None, :]

@@ -87,7 +87,7 @@ def padding_of(reader: Reader, node: fx.Node) -> Pads | None:
     if op is None or op.kind not in CONVS or node.op != "call_function" or len(node.args) < 2:
         return None
     holder = weight_holder(reader.region, node.args[1])
-    return None if holder is None else pads_of(node, op, tuple(holder.weight.shape[2:]))
+    return None if holder is None else pads_of(node, op, holder.weight_shape[2:])
 
 
 def pads_of(node: fx.Node, op: Any, kernel: tuple[int, ...]) -> Pads:

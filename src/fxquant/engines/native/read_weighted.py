@@ -72,7 +72,7 @@ def _conv(reader: Reader, group: Group, x: View, other: View | None, grid: Grid 
     groups = argument(group.node, op, 6, 1)
     holder = weight_holder(reader.region, group.node.args[1])
     assert holder is not None
-    pads = pads_of(group.node, op, tuple(holder.weight.shape[2:]))
+    pads = pads_of(group.node, op, holder.weight_shape[2:])
     end = group.nodes[-1]
     shape = reader.shape(end)
     x = as_image(reader, with_height(x), pads)
