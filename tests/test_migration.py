@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import fxquant as fq
 from fxquant import QConfigMapping, default_dynamic_qconfig, get_default_qconfig, get_default_qconfig_mapping
 from fxquant.numerics.affine import sqnr_db
 from fxquant.quantize_fx import convert_fx, convert_to_reference_fx, fuse_fx, prepare_fx
@@ -99,3 +100,41 @@ def test_objects_made_by_torch_ao() -> None:
         prepared = prepare_fx(model, mapping, (DATA[0],))
         calibrate(prepared, DATA)
         assert sqnr_db(model(DATA[0]), convert_fx(prepared)(DATA[0])) > 20
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.drop, self.same = nn.Linear(4, 4), nn.Dropout(0.1), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(self.same(self.drop(self.fc(x))), 0.2, self.training)
+
+
+@pytest.mark.parametrize("named", [nn.Dropout, nn.Identity, nn.functional.dropout, "dropout"])
+@pytest.mark.parametrize("method", ["auto", "export", "piecewise"])
+def test_rules_may_name_ops_that_do_nothing_at_inference(named: object, method: str) -> None:
+    if method != "auto" and not isinstance(named, type):
+        pytest.skip("no graph has that call")
+    mapping = fq.get_default_qconfig_mapping("x86").set_object_type(named, None)
+    prepared = fq.prepare_fx(Dropped().eval(), mapping, (torch.randn(2, 4),), method=method)
+    assert fq.explain(prepared).int8_share == 1.0
+
+
+def test_default_rules_of_torch_ao_as_a_dict_name_ops_that_a_model_need_not_have() -> None:
+    rules = torch.ao.quantization.get_default_qconfig_mapping("x86").to_dict()
+    assert fq.explain(fq.prepare_fx(Dropped().eval(), rules, (torch.randn(2, 4),))).int8_share == 1.0
+
+
+@pytest.mark.parametrize("method", ["auto", "symbolic", "export", "piecewise"])
+def test_a_model_with_nothing_to_quantize_says_so(method: str) -> None:
+    class Nothing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x) + 1
+
+    x = torch.randn(2, 4)
+    with pytest.warns(UserWarning, match="nothing in Nothing will be quantized"):
+        prepared = fq.prepare_fx(Nothing().eval(), fq.get_default_qconfig_mapping("x86"), (x,), method=method)
+    assert "nothing to quantize" in fq.explain(prepared).summary()
+    quantized = fq.convert_fx(fq.calibrate(prepared, [x]))
+    assert torch.equal(quantized(x), torch.relu(x) + 1)

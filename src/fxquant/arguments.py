@@ -14,6 +14,7 @@ from fxquant.core.config_forms import closest
 from fxquant.core.graph import regions
 from fxquant.core.mapping import Rules
 from fxquant.core.target import Target
+from fxquant.core.tree import tree_of
 from fxquant.core.waiting import refuse_waiting
 from fxquant.errors import ConfigError, StageError
 from fxquant.numerics.fake_quant import FakeQuant
@@ -85,7 +86,8 @@ def read_examples(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[
 
 def check_rules(rules: Rules, model: nn.Module, strict: bool) -> None:
     """Rules that matched nothing are mistakes."""
-    problems = rules.unmatched(path for path, _ in model.named_modules() if path)
+    classes = {type(module) for module in model.modules()}
+    problems = rules.unmatched((path for path, _ in model.named_modules() if path), classes)
     if not problems:
         return
     message = "\n".join(problems) + "\nRun fxquant.explain(prepared) or model.named_modules() to list the paths."
@@ -98,6 +100,8 @@ def is_calibrated(model: nn.Module, caller: str) -> bool:
     """Whether any quantizer of a prepared model has seen data, if it needs some; raises if the model is not one."""
     refuse_waiting(model, caller)
     found = [(path, region) for path, region in regions(model)]
+    if not found and tree_of(model).method:
+        return True  # there was nothing to quantize
     if not found or not any(region._region.stage == "prepared" for _, region in found):
         stage = f"is {found[0][1]._region.stage}" if found else f"is a plain {type(model).__name__}"
         raise StageError(f"{caller} needs a model from prepare_fx or prepare_qat_fx; this one {stage}.")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from fxquant.arguments import (
 )
 from fxquant.assemble import Scope, assemble
 from fxquant.capture import Method, Sizes, capture
+from fxquant.capture.guards import guard_rank
 from fxquant.core.custom_config import (
     ConvertCustomConfig,
     FuseCustomConfig,
@@ -102,7 +104,8 @@ def fuse_fx(
     check_preserved(model, custom.preserved_attributes, "fuse_fx")
     with left_as_it_was(model):
         fused = capture(clone_tree(model, share_objects=False), None, method="symbolic")
-    run_passes(fused, (("hoist_rank", hoist_rank), ("fold_bn", fold_bn)), "fused")
+    passes = (("hoist_rank", hoist_rank), ("fold_bn", lambda region: fold_bn(region, guard=guard_rank)))
+    run_passes(fused, passes, "fused")
     return fused
 
 
@@ -234,6 +237,8 @@ def _prepare(
         ("choose", lambda region: choose(region, scopes[id(region)].rules)),
         ("request", lambda region: _request(region, scopes[id(region)], asked.target, assembled.scopes[0])),
     )
+    for region, scope in assembled.regions():
+        scope.rules.see(sites(region, OPS).values())
     run_passes(prepared, passes, "fused", only=lambda region: id(region) in scopes)
     if training:
         decide_for_training(prepared, asked.target or by_name(None))
@@ -243,7 +248,11 @@ def _prepare(
         check_rules(scope.rules, scope.model, strict)
     if isinstance(prepared, Region):
         prepared._region.num_inputs = len(args)
-    log.info("prepared %s: %s", type(model).__name__, explain(prepared).summary())
+    account = explain(prepared)
+    log.info("prepared %s: %s", type(model).__name__, account.summary())
+    if not any(row.status != "float" for row in account):
+        why = "fxquant.explain(prepared) says why" if account.rows or account.left else "it has no ops to quantize"
+        warnings.warn(f"nothing in {type(model).__name__} will be quantized: {why}.", stacklevel=3)
     return prepared
 
 

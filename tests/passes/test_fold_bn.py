@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
+from fxquant.errors import InputError
+from fxquant.numerics.fold import BatchNorm
+from zoo import ZOO
 
 
 def randomize(model: nn.Module) -> nn.Module:
@@ -178,3 +181,25 @@ def test_a_folded_norm_keeps_its_children() -> None:
     prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,))
     assert isinstance(prepared.get_submodule("1"), nn.Identity)
     torch.testing.assert_close(prepared(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ZOO if any(isinstance(m, BatchNorm) for m in ZOO[name].build().modules())]
+)
+def test_fuse_fx_folds_what_prepare_fx_folds(name: str) -> None:
+    entry = ZOO[name]
+    model, args, kwargs = entry.build(), entry.inputs(), entry.kwargs()
+    fused = fq.fuse_fx(model)
+    mapping = fq.get_default_qconfig_mapping("x86")
+    prepared = fq.prepare_fx(model, mapping, args, example_kwargs=kwargs)
+    kept = [{path for path, m in each.named_modules() if isinstance(m, BatchNorm)} for each in (fused, prepared)]
+    assert kept[0] == kept[1]
+
+
+def test_a_fused_linear_refuses_inputs_that_its_batch_norm_would_read_otherwise() -> None:
+    model = ZOO["linear_batch_norm"].build()
+    fused = fq.fuse_fx(model)
+    assert isinstance(fused.bn, nn.Identity)
+    torch.testing.assert_close(fused(*ZOO["linear_batch_norm"].inputs()), model(*ZOO["linear_batch_norm"].inputs()))
+    with pytest.raises(InputError, match="depends on"):
+        fused(torch.randn(2, 32, 16))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
@@ -71,6 +72,11 @@ def check_same(value: Any, how: str, fixed: Any) -> None:
             f"is {now!r} for these inputs. Capture the model again with example inputs of this size, or with "
             "sizes='any'."
         )
+
+
+def guard_rank(graph: fx.Graph, tensor: fx.Node, rank: int) -> None:
+    """Write a check that a tensor has as many axes."""
+    graph.call_function(check_same, (graph.call_method("dim", (tensor,)), "int", rank))
 
 
 def unpack(value: Any, name: str, structure: str) -> list[Any]:

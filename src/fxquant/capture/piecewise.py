@@ -8,7 +8,6 @@ Python runs as written; regions stand where submodules were. What stays in float
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections import Counter
 from functools import partial
 
@@ -30,8 +29,6 @@ from fxquant.core.tree import Left, Tree, set_tree, weighted_parts
 from fxquant.errors import CaptureError
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-log = logging.getLogger("fxquant")
 
 
 def piecewise(job: Job, whole: CaptureError | None = None) -> nn.Module:
@@ -303,6 +300,4 @@ class _Pieces:
         tree = Tree(method="piecewise", num_inputs=job.num_inputs, input_names=job.input_names, left=tuple(self.left))
         set_tree(self.tree, tree)
         place_regions(self.tree)
-        if not any(isinstance(module, Region) for module in self.tree.modules()):
-            log.warning("fxquant: nothing in %s can be quantized; fxquant.explain says why.", type(job.model).__name__)
         return self.tree

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,7 @@ class Rules:
             self.mapping = source
         elif isinstance(source, Mapping):
             self.mapping = QConfigMapping.from_dict(source)
+            self._foreign = _holds_foreign(source)
         elif hasattr(source, "global_qconfig") and hasattr(source, "module_name_qconfigs"):
             self.mapping = _read_foreign(source)
             self._foreign = True
@@ -186,8 +187,17 @@ class Rules:
                 )
         return None
 
-    def unmatched(self, module_paths: Iterable[str]) -> list[str]:
-        """A line for each rule that matched nothing, with the closest path. `module_paths` are all of the model's."""
+    def see(self, sites: Iterable[Site]) -> None:
+        """Note the ops that a model has, also those that are gone by the time that rules are asked about the rest."""
+        for site in sites:
+            if not self._setters:
+                self.choose(site)
+
+    def unmatched(self, module_paths: Iterable[str], classes: Collection[type] = ()) -> list[str]:
+        """A line for each rule that matched nothing, with the closest path.
+
+        `module_paths` and `classes` are those of all modules of the model.
+        """
         paths = [*module_paths]
         lines = []
         for number, (kind, key) in enumerate(self._all_rules(), 1):
@@ -196,6 +206,8 @@ class Rules:
             if kind == "object_type" and (key is None or key in self._gone):
                 continue
             if kind == "module_name" and key in paths:
+                continue
+            if kind == "object_type" and key in classes:
                 continue
             if kind == "module_name_regex" and any(re.match(key, path) for path in paths):
                 continue
@@ -213,6 +225,15 @@ class Rules:
             *(("module_name", key) for key in m.module_name_qconfigs),
             *(("module_name_object_type_order", key) for key in m.module_name_object_type_order_qconfigs),
         ]
+
+
+def _holds_foreign(source: Any) -> bool:
+    """Whether a qconfig_dict has qconfigs of torch.ao, whose default rules name ops that few models have."""
+    if isinstance(source, Mapping):
+        return any(map(_holds_foreign, source.values()))
+    if isinstance(source, (list, tuple)) and not hasattr(source, "_fields"):
+        return any(map(_holds_foreign, source))
+    return type(source).__module__.startswith("torch.ao.")
 
 
 def _read_foreign(source: Any) -> QConfigMapping:

@@ -34,7 +34,7 @@ def calibrate(prepared: nn.Module, data: Iterable[Any], *, num_batches: int | No
         args, kwargs = as_example(batch, prepared)
         begin(prepared, args, kwargs or {})
     stages = {region._region.stage for _, region in regions(prepared)}
-    if "prepared" not in stages:
+    if "prepared" not in stages and not (tree_of(prepared).method and not stages):  # there may be nothing to quantize
         what = f"a {stages.pop()} model" if stages else "a plain module"
         raise StageError(f"calibrate needs a model from prepare_fx or prepare_qat_fx, and got {what}.")
     if prepared.training:
@@ -53,7 +53,7 @@ def calibrate(prepared: nn.Module, data: Iterable[Any], *, num_batches: int | No
                 break
             run_batch(prepared, batch)
             count += 1
-    if not count and not any(observer.seen for observer in observers):
+    if not count and stages and not any(observer.seen for observer in observers):
         raise CalibrationError("the calibration data has no batches. Give at least one; about 100 images is usual.")
     return prepared
 

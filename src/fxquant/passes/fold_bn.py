@@ -26,11 +26,18 @@ _FOLDABLE = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d
 
 
 Allowed = Callable[[fx.Node], bool]
+# writes a check that a tensor has this rank into a graph
+Guard = Callable[[fx.Graph, fx.Node, int], None]
 
 
-def fold_bn(region: Region, allowed: Allowed = lambda node: True, ops: OpTable = OPS) -> Region:
-    """Fold what can be folded. `allowed` is asked for the op and for the norm (a None rule forbids fusion)."""
-    for producer, node in find_pairs(region, allowed, ops):
+def fold_bn(
+    region: Region, allowed: Allowed = lambda node: True, ops: OpTable = OPS, guard: Guard | None = None
+) -> Region:
+    """Fold what can be folded. `allowed` is asked for the op and for the norm (a None rule forbids fusion).
+
+    Where sizes are not known, a `guard` makes sure of what is taken for granted; without one nothing is.
+    """
+    for producer, node in find_pairs(region, allowed, ops, guard):
         norm = region.get_submodule(str(node.target))
         assert isinstance(norm, BatchNorm)
         set_submodule(region, str(producer.target), folded(region.get_submodule(str(producer.target)), norm))
@@ -40,7 +47,9 @@ def fold_bn(region: Region, allowed: Allowed = lambda node: True, ops: OpTable =
     return region
 
 
-def find_pairs(region: Region, allowed: Allowed, ops: OpTable = OPS) -> list[tuple[fx.Node, fx.Node]]:
+def find_pairs(
+    region: Region, allowed: Allowed, ops: OpTable = OPS, guard: Guard | None = None
+) -> list[tuple[fx.Node, fx.Node]]:
     """(op, batch norm) nodes that may become one; other norms after such an op get the reason, `meta["unfused"]`."""
     calls = Counter(node.target for node in region.graph.nodes if node.op == "call_module")
     owners = Counter(
@@ -58,7 +67,7 @@ def find_pairs(region: Region, allowed: Allowed, ops: OpTable = OPS) -> list[tup
         before = ops.of_node(producer, region)
         if before is None or before.kind not in _FOLDABLE or producer.op != "call_module":
             continue
-        why = _why_not(region, producer, node, before, calls, owners)
+        why = _why_not(region, producer, node, calls, owners) or _wrong_axis(producer, before, guard)
         if why is None and not (allowed(producer) and allowed(node)):
             why = "a rule leaves one of them in float"
         if why is None:
@@ -83,7 +92,7 @@ def emptied(norm: nn.Module) -> nn.Module:
 
 
 def _why_not(
-    region: Region, producer: fx.Node, norm_node: fx.Node, op: Op, calls: Counter[object], owners: Counter[int]
+    region: Region, producer: fx.Node, norm_node: fx.Node, calls: Counter[object], owners: Counter[int]
 ) -> str | None:
     if only_user(producer) is None:
         return "its output has another user"
@@ -99,10 +108,19 @@ def _why_not(
         return f"the weight of {producer.target} is used by another module"
     if norm.running_mean is None or norm.running_var is None:
         return "it keeps no running statistics"
-    # BatchNorm1d normalizes axis 1, which is the feature axis of a linear for 2-D inputs only
+    return None
+
+
+def _wrong_axis(producer: fx.Node, op: Op, guard: Guard | None) -> str | None:
+    """BatchNorm1d normalizes axis 1, which is the feature axis of a linear for 2-D inputs only."""
     info = tensor_info(producer)
-    if op.kind == "linear" and (info is None or len(info.shape) != 2):
+    if op.kind != "linear" or (info is not None and len(info.shape) == 2):
+        return None
+    source = producer.args[0] if producer.args else None
+    if info is not None or guard is None or not isinstance(source, fx.Node):
         return "the features of a linear are not its axis 1 here"
+    with producer.graph.inserting_before(producer):
+        guard(producer.graph, source, 2)
     return None
 
 

@@ -111,6 +111,8 @@ class Explanation:
         counts = ", ".join(f"{count} {status}" for status, count in sorted(self.counts().items()))
         quantized, every = self.weighted()
         share = f"{quantized} of {every} weighted ops quantized ({self.int8_share:.0%})"
+        if not every and not quantized:
+            share = "nothing to quantize: no op has weights"
         parts = f"{len(self.regions)} region{'s' * (len(self.regions) != 1)}"
         if self.boundaries:
             parts += f" with {self.boundaries} float boundaries"
@@ -136,7 +138,7 @@ def explain(model: nn.Module) -> Explanation:
     model = decide(model)
     found = list(_as_run(model))
     tree, known = tree_of(model), all_left(model)
-    if not any(region._region.stage in ("prepared", "converted") for _, region in found) and not known:
+    if not any(region._region.stage in ("prepared", "converted") for _, region in found) and not (known or tree.method):
         raise StageError("explain needs a model from prepare_fx, convert_fx or quantize.")
     opaque = {left.path: left.weighted for left in known if left.weighted and left.reached}
     for path, region in found:
