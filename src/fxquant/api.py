@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fxquant.arguments import check_calibrated, either
 from fxquant.capture import Method, Sizes
+from fxquant.capture.as_plain import as_plain
 from fxquant.core.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
 from fxquant.core.qconfig_mapping import QConfigMapping
 from fxquant.core.target import Target
@@ -50,6 +51,7 @@ def quantize(
     `engine="auto"` converts the model for each engine that is installed, from one calibration, and keeps the one that
     is fastest on the example inputs.
     """
+    model = as_plain(model, "quantize", training=False)
     data = calibration_data
     if example_inputs is None and example_kwargs is None:
         if data is None:

@@ -34,6 +34,7 @@ from fxquant.arguments import (
 )
 from fxquant.assemble import Scope, assemble
 from fxquant.capture import Method, Sizes, capture
+from fxquant.capture.as_plain import as_plain
 from fxquant.capture.guards import guard_rank
 from fxquant.core.custom_config import (
     ConvertCustomConfig,
@@ -98,6 +99,7 @@ def fuse_fx(
     Activations and adds are not folded into classes: they join their kernel as groups when the model is prepared.
     """
     check_backend_config(backend_config)
+    model = as_plain(model, "fuse_fx", training=False)
     if model.training:
         raise StageError("fuse_fx folds batch norms, so the model must be in eval mode. Call model.eval() first.")
     custom = as_fuse_config(either(fuse_custom_config, fuse_custom_config_dict, "fuse_custom_config"))
@@ -137,6 +139,7 @@ def prepare_fx(
     """
     if _equalization_config is not None:
         raise ConfigError("prepare_fx(_equalization_config=...) is not supported. Leave it out.")
+    model = as_plain(model, "prepare_fx", training=False)
     if model.training:
         raise StageError("prepare_fx is for post-training quantization: call model.eval() first.")
     refuse_prepared(model, "prepare_fx")
@@ -176,6 +179,7 @@ def prepare_qat_fx(
     The result trains like any module, under the float model's parameter names; `convert_fx` it afterwards. The model
     itself is not changed: the result has parameters of its own.
     """
+    model = as_plain(model, "prepare_qat_fx", training=True)
     if not model.training:
         raise StageError(
             "prepare_qat_fx prepares a model for training: call model.train() first. "

@@ -26,10 +26,12 @@ from fxquant.capture.concrete import (
 )
 from fxquant.capture.given import Given, hand_on, parts_of
 from fxquant.capture.guards import unpack
+from fxquant.capture.inline import inline, is_graph
 from fxquant.capture.inputs import Slot, add_placeholders, as_call
 from fxquant.capture.origin import locate, reason, set_origins
 from fxquant.capture.proxies import Proxy, StateProxy
 from fxquant.capture.wrap import intercepting, is_wrapped
+from fxquant.core import compat
 from fxquant.core.graph import Region
 from fxquant.errors import CaptureError
 
@@ -76,6 +78,12 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.values is not None and self.values.running:
             return forward(*args, **kwargs)
+        if is_graph(m):
+            path = self.path_of_module(m)
+
+            def forward(*given: Any, **named: Any) -> Any:
+                return inline(self, m, path, given, named)
+
         return super().call_module(m, forward, args, kwargs)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
@@ -93,6 +101,8 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, (Region, *self.leaf_classes)) or module_qualified_name in self.leaf_names or is_wrapped(m):
+            return True
+        if compat.is_scripted(m):
             return True
         if getattr(m, "padding_mode", "zeros") != "zeros":
             return False  # a pad of its own, then a conv: as torch.export sees it
@@ -123,6 +133,8 @@ class _Tracer(fx.Tracer):
         def call() -> Any:
             if is_wrapped(self.root):
                 return self.create_proxy("call_function", run_forward, (self.root, *args), kwargs)
+            if is_graph(self.root) and self.traced_func_name == "forward":
+                return inline(self, self.root, "", args, kwargs)
             return root_fn(self.root, *args, **kwargs)
 
         return call, []

@@ -307,3 +307,24 @@ def plain_mode() -> bool:
         or torch.is_autocast_enabled("cpu")
         or nn.modules.module._has_any_global_hook()
     )
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether a module is TorchScript, which has tables and code of its own."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def is_exported(module: nn.Module) -> bool:
+    """Whether a module is that of an exported program."""
+    return any(base.__module__ == "torch.export._unlift" for base in type(module).__mro__) and not is_guards(module)
+
+
+def is_guards(module: Any) -> bool:
+    """Whether a module holds the checks of an exported program."""
+    return type(module).__name__ == "GuardsFn"
+
+
+def compiled_module(module: nn.Module) -> nn.Module | None:
+    """The module inside torch.compile's wrapper; None for any other."""
+    inner = module._modules.get("_orig_mod") if type(module).__module__.startswith("torch._dynamo") else None
+    return inner if isinstance(inner, nn.Module) else None

@@ -346,6 +346,9 @@ def clone_tree(module: nn.Module, *, share_tensors: bool = True, share_objects: 
 def _clone(module: nn.Module, memo: dict[int, Any], share_tensors: bool) -> nn.Module:
     if id(module) in memo:
         return cast(nn.Module, memo[id(module)])
+    if compat.is_scripted(module):
+        memo[id(module)] = module
+        return module
     if isinstance(module, Region):
         tree: nn.Module = copy.copy(module)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -79,24 +80,31 @@ def _put_cell(cell: types.CellType, state: tuple[Any, ...]) -> None:
         del cell.cell_contents
 
 
-def slots_of(base: type) -> Iterator[str]:
+def slots_of(cls: type) -> list[Any]:
+    """The slots of a class and of those that it derives from."""
+    found = (vars(base).get(name) for base in cls.__mro__ for name in _slot_names(base))
+    return [slot for slot in found if isinstance(slot, types.MemberDescriptorType)]
+
+
+def _slot_names(base: type) -> Iterator[str]:
     names = vars(base).get("__slots__", ())
-    for name in (names,) if isinstance(names, str) else names:
-        if isinstance(vars(base).get(name), types.MemberDescriptorType):
-            yield name
+    yield from (names,) if isinstance(names, str) else names
 
 
-def _read_slots(value: Any) -> dict[str, Any]:
-    names = (name for base in type(value).__mro__ for name in slots_of(base))
-    return {name: object.__getattribute__(value, name) for name in names if hasattr(value, name)}
+def _read_slots(value: Any) -> dict[Any, Any]:
+    state = {}
+    for slot in slots_of(type(value)):
+        with contextlib.suppress(AttributeError):  # not set
+            state[slot] = slot.__get__(value)
+    return state
 
 
-def _put_slots(value: Any, state: dict[str, Any]) -> None:
-    for name in _read_slots(value):
-        if name not in state:
-            object.__delattr__(value, name)
-    for name, item in state.items():
-        object.__setattr__(value, name, item)
+def _put_slots(value: Any, state: dict[Any, Any]) -> None:
+    for slot in _read_slots(value):
+        if slot not in state:
+            slot.__delete__(value)
+    for slot, item in state.items():
+        slot.__set__(value, item)
 
 
 def _put_tensor(value: Tensor, state: Tensor) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxquant.core import compat
 from fxquant.core.reach import ATOMS, is_foreign
 
 _HOOKS = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
@@ -32,6 +33,8 @@ def own_objects(tree: nn.Module, memo: dict[int, Any], *, buffers: bool) -> None
     """
     copier = _Copier(memo)
     for module in tree.modules():
+        if compat.is_scripted(module):
+            continue
         for name, value in module.__dict__.items():
             if name not in _TABLES:
                 module.__dict__[name] = copier.copy(value)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-_FOREIGN = frozenset((*sys.stdlib_module_names, "builtins", "torch", "numpy", "fxquant"))
+_FOREIGN = frozenset((*sys.stdlib_module_names, "builtins", "torch", "numpy", "sympy", "mpmath", "fxquant"))
 # classes whose values hold nothing that could be written to
 ATOMS = frozenset(
     (
@@ -28,7 +28,7 @@ _MISSING = object()
 
 
 def is_foreign(module_name: object) -> bool:
-    """Whether code belongs to Python, torch, numpy or ourselves, so that it keeps no state of the user's."""
+    """Whether code is Python's, torch's or ours, so that it keeps no state of the user's."""
     return not isinstance(module_name, str) or module_name.partition(".")[0] in _FOREIGN
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxquant.core import compat
 from fxquant.core.graph import user_class
 from fxquant.core.holders import (
     ARRAY,
@@ -104,7 +105,7 @@ class Snapshot:
 
     def _enter_module(self, path: str, module: nn.Module) -> None:
         table = module.__dict__
-        if id(table) in self._seen:
+        if id(table) in self._seen or compat.is_scripted(module):
             return
         self._seen[id(table)] = self._seen[id(module)] = module
         self._records.append((table, dict(table), MODULE, 0))
@@ -183,8 +184,7 @@ class Snapshot:
         table = getattr(value, "__dict__", None)
         if isinstance(table, dict):
             self._visit(table)
-        slots = [name for base in cls.__mro__ for name in slots_of(base)]
-        if slots:
+        if slots_of(cls):
             self._add(value, SLOTS)
         self._reach.enter_class(cls)
 

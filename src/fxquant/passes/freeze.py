@@ -28,6 +28,6 @@ def freeze_quantizers(region: Region) -> Region:
             quantizer.state = "off"
     for module in region.modules():
         for parameter in module._parameters.values():
-            if parameter is not None:
+            if parameter is not None and parameter.is_leaf:  # those of a copied ScriptModule are not
                 parameter.requires_grad_(False)
     return region
