@@ -60,7 +60,7 @@ from fxquant.flows.decide import decide, decide_for_training, leaves_target_open
 from fxquant.passes.align_shifts import align_shifts
 from fxquant.passes.bias_correct import correct_biases
 from fxquant.passes.boundary import connect_regions, open_boundary
-from fxquant.passes.candidates import same_op
+from fxquant.passes.candidates import same_op, sites
 from fxquant.passes.choose import choose, fusion_allowed
 from fxquant.passes.convert import convert
 from fxquant.passes.convert_weights import Tied
