@@ -1,0 +1,118 @@
+"""What was trained or calibrated, `freeze`, the converted graph and its engine compute the same, to one step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import fxquant as fq
+from zoo import ZOO
+
+
+class RepBlock(nn.Module):
+    """Three branches that can be merged into one convolution after training, and a norm after their sum."""
+
+    def __init__(self, cin: int, cout: int, stride: int = 1) -> None:
+        super().__init__()
+        self.wide = nn.Sequential(nn.Conv2d(cin, cout, 3, stride, 1, bias=False), nn.BatchNorm2d(cout))
+        self.narrow, self.alpha = nn.Conv2d(cin, cout, 1, stride), nn.Parameter(torch.ones(1))
+        self.same = nn.Identity() if cin == cout and stride == 1 else None
+        self.norm, self.act = nn.BatchNorm2d(cout), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        same = 0.0 if self.same is None else self.same(x)
+        return self.act(self.norm(self.wide(x) + self.alpha * self.narrow(x) + same))
+
+
+class ConvNorm(nn.Sequential):
+    def __init__(self, cin: int, cout: int, kernel: int = 1, stride: int = 1) -> None:
+        conv = nn.Conv2d(cin, cout, kernel, stride, kernel // 2, bias=False)
+        super().__init__(conv, nn.BatchNorm2d(cout), nn.ReLU(inplace=True))
+
+
+class Pools(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.last = ConvNorm(channels, 8), ConvNorm(24, channels)
+        self.pools = nn.ModuleList([nn.MaxPool2d(size, 1, size // 2) for size in (3, 5)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(torch.cat([x, *(pool(x) for pool in self.pools)], 1))
+
+
+class YoloNas(nn.Module):
+    """Its parts: merged branches, pooling pyramid, a neck with upsampling and concatenation, a head for all levels."""
+
+    bins = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.fine, self.coarse = RepBlock(3, 8, 2), RepBlock(8, 8), RepBlock(8, 16, 2)
+        self.pools, self.reduce, self.up = Pools(16), ConvNorm(16, 8), nn.Upsample(scale_factor=2.0)
+        self.join, self.down, self.join_down = RepBlock(16, 16), ConvNorm(16, 8, 3, 2), RepBlock(16, 16)
+        self.tower, self.scores, self.boxes = ConvNorm(16, 16, 3), nn.Conv2d(16, 3, 1), nn.Conv2d(16, 4 * self.bins, 1)
+        self.register_buffer("projection", torch.arange(self.bins).float().reshape(1, -1, 1, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        fine = self.fine(self.stem(x))
+        coarse = self.reduce(self.pools(self.coarse(fine)))
+        upper = self.join(torch.cat([self.up(coarse), fine], 1))
+        lower = self.join_down(torch.cat([self.down(upper), coarse], 1))
+        scores, boxes = [], []
+        for level in (upper, lower):
+            tower = self.tower(level)
+            bins = self.boxes(tower).reshape(x.shape[0], 4, self.bins, -1).permute(0, 2, 3, 1)
+            boxes.append(F.conv2d(F.softmax(bins, 1), self.projection).squeeze(1))
+            scores.append(self.scores(tower).flatten(2))
+        return torch.cat(scores, 2).sigmoid(), torch.cat(boxes, 1)
+
+
+def call(model: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
+    with torch.no_grad():
+        return [t for t in tree_leaves(model(*args, **kwargs)) if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def differ(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """The largest root mean square difference of an output, in steps of an 8-bit grid over its own range."""
+    steps = [float(t.max() - t.min()) / 255 or 1.0 for t in theirs]
+    return max(float((a - b).square().mean().sqrt()) / step for a, b, step in zip(ours, theirs, steps, strict=True))
+
+
+def prepare(model: nn.Module, args: Any, kwargs: Any, training: bool) -> nn.Module:
+    if not training:
+        prepared = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping("x86"), args, example_kwargs=kwargs)
+        call(prepared, args, kwargs)
+        return prepared
+    mapping = fq.get_default_qat_qconfig_mapping("x86")
+    prepared = fq.prepare_qat_fx(model.train(), mapping, args, example_kwargs=kwargs)
+    optimizer = torch.optim.SGD(prepared.parameters(), 1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        found = [t for t in tree_leaves(prepared(*args, **kwargs)) if isinstance(t, Tensor) and t.is_floating_point()]
+        sum((t - 1).square().mean() for t in found).backward()
+        optimizer.step()
+    return prepared.eval()
+
+
+MODELS: dict[str, Any] = {**{name: entry.build for name, entry in ZOO.items()}, "yolo_nas": YoloNas}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "calibration"])
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_agree(name: str, training: bool) -> None:
+    torch.manual_seed(0)
+    args = ZOO[name].inputs() if name in ZOO else (torch.randn(2, 3, 32, 32),)
+    kwargs = ZOO[name].kwargs() if name in ZOO else {}
+    prepared = prepare(MODELS[name](), args, kwargs, training)
+    frozen = call(fq.freeze(prepared), args, kwargs)
+    if training:
+        assert differ(call(prepared, args, kwargs), frozen) < 0.01
+    assert differ(call(fq.convert_fx(prepared, engine="reference"), args, kwargs), frozen) < 0.01
+    # an engine sums in another order, which moves a value on the border between two steps to the next
+    assert differ(call(fq.convert_fx(prepared), args, kwargs), frozen) < 1.0
