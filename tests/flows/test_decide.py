@@ -177,6 +177,44 @@ def test_a_rule_about_an_op_that_a_target_splits_holds_for_its_parts() -> None:
     assert {row.status for row in fq.explain(prepared) if row.kind == "silu"} == {"float"}
 
 
+class Widest(nn.Module):
+    dtype, qscheme, quant_min, quant_max = torch.quint8, torch.per_tensor_affine, 0, 255
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("most", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.most = torch.maximum(self.most, x.detach().abs().max())
+        return x
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        return self.most / 127, torch.tensor(128)
+
+
+def test_two_observers_of_the_users_own_for_one_tensor_are_refused() -> None:
+    class Other(Widest):
+        pass
+
+    class Fork(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) + self.b(x)
+
+    one, other = (
+        fq.QConfig(
+            activation=fq.Spec(signed=False, symmetric=False, observer="custom", factory=factory), weight=fq.Spec()
+        )
+        for factory in (Widest, Other)
+    )
+    mapping = fq.QConfigMapping().set_module_name("a", one).set_module_name("b", other)
+    with pytest.raises(fq.ConfigError, match="two observers of your own are to watch x"):
+        fq.prepare_fx(Fork().eval(), mapping, (torch.randn(X),))
+
+
 def test_a_users_own_observer_sees_all_the_tensors_of_its_quantizer() -> None:
     class Cat(nn.Module):
         def __init__(self) -> None:
@@ -186,20 +224,6 @@ def test_a_users_own_observer_sees_all_the_tensors_of_its_quantizer() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             return self.c(torch.cat([self.a(x), self.b(x)], 1))
-
-    class Widest(nn.Module):
-        dtype, qscheme, quant_min, quant_max = torch.quint8, torch.per_tensor_affine, 0, 255
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("most", torch.tensor(0.0))
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.most = torch.maximum(self.most, x.detach().abs().max())
-            return x
-
-        def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-            return self.most / 127, torch.tensor(128)
 
     own = fq.Spec(signed=False, symmetric=False, observer="custom", factory=Widest)
     qconfig = fq.QConfig(activation=own, weight=fq.Spec())

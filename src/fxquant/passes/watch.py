@@ -20,7 +20,7 @@ from fxquant.core.nodes import last_input
 from fxquant.core.paths import free_path
 from fxquant.core.plan import STATISTICS
 from fxquant.core.spec import Spec
-from fxquant.errors import StageError
+from fxquant.errors import ConfigError, StageError
 from fxquant.numerics import statistics
 from fxquant.numerics.channel_mean import ChannelMean
 from fxquant.numerics.fake_quant import FakeQuant
@@ -79,6 +79,11 @@ def watch(region: Region, wanted: Iterable[Needs]) -> Region:
     nodes = {node.name: node for node in region.graph.nodes}
     for tensors, asked in together.items():
         for name, module in _watchers("_and_".join(tensors), asked):
+            if name in made:
+                raise ConfigError(
+                    f"two observers of your own are to watch {' and '.join(tensors)} for the same grid. Give the rules "
+                    "that meet there one factory."
+                )
             made[name] = module
             for node in (nodes[tensor] for tensor in tensors):
                 with region.graph.inserting_after(last_input(node)):
