@@ -33,6 +33,7 @@ from fxquant.flows.train import TrainResult, parameter_groups, train_qat
 from fxquant.quantize_fx import convert_fx, convert_to_reference_fx, freeze, fuse_fx, prepare_fx, prepare_qat_fx
 from fxquant.report.benchmark import benchmark
 from fxquant.report.explain import explain
+from fxquant.report.profile import profile
 from fxquant.targets.defaults import (
     default_dynamic_qconfig,
     default_qconfig,
@@ -90,6 +91,7 @@ __all__ = [
     "parameter_groups",
     "prepare_fx",
     "prepare_qat_fx",
+    "profile",
     "quantize",
     "save",
     "train_qat",

@@ -277,3 +277,15 @@ def test_copies_have_code_of_their_own(native: nn.Module) -> None:
     twin = copy.deepcopy(native)
     assert torch.equal(twin(x), native(x))
     assert runner_of(twin).programs.keys() == runner_of(native).programs.keys()
+
+
+def test_profile(native: nn.Module) -> None:
+    found = fq.profile(native, torch.randn(2, 3, 16, 16), rounds=2)
+    assert {row.kernel.split()[0] for row in found} >= {"conv", "depthwise", "linear"}
+    assert sum(row.macs for row in found) == 20 * 16 * 16 * 27 + 20 * 7 * 7 * 9 + 100
+    assert 0 < found.of_peak < 1 and "conv" in str(found) and "peak" in found.to_json()
+
+
+def test_profile_needs_native_code(reference: nn.Module) -> None:
+    with pytest.raises(fq.StageError, match="native"):
+        fq.profile(reference, torch.randn(2, 3, 16, 16))

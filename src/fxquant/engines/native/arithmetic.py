@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,7 +28,19 @@ class Numbers:
 
     weight: NDArray[np.int8]
     scale: Doubles
-    bias: Doubles
+    plain: Doubles  # the bias of the op
+    zero: int  # what is left of the zero point of the activations
+
+    @property
+    def bias(self) -> Doubles:
+        """With what the zero point adds to the sums taken back."""
+        made: Doubles = self.plain - self.scale * self.zero * self.weight.astype(np.int64).sum((1, 2, 3))
+        return made
+
+
+def with_weight(made: Numbers, weight: NDArray[np.int8]) -> Numbers:
+    """The same op with some of its taps."""
+    return replace(made, weight=weight)
 
 
 def numbers(reader: Reader, group: Group, x: Grid, axis: int = 0) -> Numbers:
@@ -52,8 +64,7 @@ def numbers(reader: Reader, group: Group, x: Grid, axis: int = 0) -> Numbers:
     scale = np.broadcast_to(scale, len(q)).copy()
     if not (np.isfinite(scale).all() and np.isfinite(start).all()):
         raise Unread("its scales or biases are not finite")
-    sums = q.astype(np.int64).sum((1, 2, 3))
-    return Numbers(weight=q, scale=scale, bias=start - scale * (x.zero - reader.machine.shift) * sums)
+    return Numbers(weight=q, scale=scale, plain=start, zero=x.zero - reader.machine.shift)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -130,6 +130,7 @@ def emit_gemm(
     taps: Taps,
     extent: tuple[int, int, tuple[int, ...]],
     geometry: Geometry | None,
+    border: bool = True,
 ) -> None:
     """Emit a matrix product. `extent`: rows, width, and (row, pixel) strides of input, output and other (elements)."""
     x, other, out = views
@@ -188,6 +189,7 @@ def emit_gemm(
         blocks=len(blocks),
         label=f"{shown} {'x'.join(map(str, x.shape))} -> {outputs}{_suffix(group)}",
         macs=out.numel * ky * kx * inputs,
+        border=border,
     )
 
 

@@ -17,6 +17,7 @@ from fxquant.engines.support import explicit_padding
 
 Pads = tuple[int, int, int, int]  # top, left, bottom, right
 CONVS = {"conv1d": 1, "conv2d": 2}
+TRANSPOSED = {"conv_transpose1d": 1, "conv_transpose2d": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,13 +35,13 @@ class Group:
 def find_group(reader: Reader, node: fx.Node) -> Group | None:
     """The group around a weighted op with integer weights; None for other nodes."""
     op = reader.table.of_node(node, reader.region)
-    if op is None or op.kind not in ("linear", *CONVS) or node.op != "call_function" or len(node.args) < 2:
+    if op is None or op.kind not in ("linear", *CONVS, *TRANSPOSED) or node.op != "call_function" or len(node.args) < 2:
         return None
     if weight_holder(reader.region, node.args[1]) is None:
         return None
     nodes, other, act = [node], None, None
     add = only_user(node)
-    if add is not None and add not in reader.fused:
+    if add is not None and add not in reader.fused and op.kind not in TRANSPOSED:
         other = _other(reader, node, add)
         if other is not None:
             nodes.append(add)

@@ -139,7 +139,7 @@ class Program:
             for node in list(self.outside[level]):
                 value = reader.values[node]
                 if isinstance(value, Outside) and value.constant:
-                    self.fixed[node] = self._call(node, self.fixed)
+                    self.fixed[node] = self.call(node, self.fixed)
                     self.outside[level].remove(node)
 
     def run(self, inputs: Sequence[Any], batch: int) -> Any:
@@ -153,9 +153,9 @@ class Program:
         try:
             for level in sorted({*self.levels, *self.outside}):
                 for node in self.outside.get(level, ()):
-                    env[node] = self._call(node, env, batch)
+                    env[node] = self.call(node, env, batch)
                 if level in self.functions:
-                    alive += self._hand_over(level, env, slots, batch)
+                    alive += self.hand_over(level, env, slots, batch)
                     self._run_segment(level, arenas, (kept, slots), batch, threads)
         finally:
             with self._lock:
@@ -202,7 +202,7 @@ class Program:
                 return self._free.pop()
         return aligned(self.plan.arena)
 
-    def _hand_over(self, level: int, env: dict[fx.Node, Any], slots: Any, batch: int) -> list[Tensor]:
+    def hand_over(self, level: int, env: dict[fx.Node, Any], slots: Any, batch: int) -> list[Tensor]:
         """Fill the slots of a segment: inputs as they are, outputs as new tensors, which are put into `env`."""
         alive = []
         for slot, made in self.imports[level]:
@@ -223,7 +223,7 @@ class Program:
             env[node] = tensor.permute(back).movedim(0, export.axis)
         return alive
 
-    def _call(self, node: fx.Node, env: dict[fx.Node, Any], batch: int = 0) -> Any:
+    def call(self, node: fx.Node, env: dict[fx.Node, Any], batch: int = 0) -> Any:
         """Run one of Python's nodes."""
         if node.op == "get_attr":
             return get_attr(self.region, str(node.target))

@@ -23,9 +23,10 @@ from fxquant.engines.native.read_elementwise import (
     read_quantize,
     read_same,
 )
+from fxquant.engines.native.read_moves import read_cat, read_interpolate, read_pad, read_pixel_shuffle, read_stack
 from fxquant.engines.native.read_pool import read_avg_pool, read_max_pool, read_mean
 from fxquant.engines.native.read_rows import read_attention, read_layer_norm, read_matmul, read_softmax
-from fxquant.engines.native.read_views import read_cat, read_interpolate, read_split, read_view
+from fxquant.engines.native.read_views import read_split, read_view
 from fxquant.engines.native.read_weighted import read_group
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread, find_shapes
@@ -38,6 +39,9 @@ HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("reshape", "permute", "squeeze", "slice", "expand"), read_view),
     "split": read_split,
     "cat": read_cat,
+    "stack": read_stack,
+    "pad": read_pad,
+    "pixel_shuffle": read_pixel_shuffle,
     "max_pool": read_max_pool,
     **dict.fromkeys(("avg_pool", "adaptive_avg_pool"), read_avg_pool),
     "mean": read_mean,

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fxquant.core.ops import argument
 from fxquant.engines.native.layouts import copy_dense
-from fxquant.engines.native.lazy import Moved, Outside, Value, lazy
-from fxquant.engines.native.reader import Reader, is_image
+from fxquant.engines.native.lazy import Moved, Outside, Value
+from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape, Unread
-from fxquant.engines.native.values import View, batch_axis, broadcast, dense, image, read_back, stand_in
-from fxquant.engines.support import setting
+from fxquant.engines.native.values import View, batch_axis, broadcast, read_back, stand_in
 
 
 def _run(reader: Reader, node: fx.Node, tensor: Tensor, source: fx.Node) -> Any:
@@ -116,71 +113,3 @@ def read_split(reader: Reader, node: fx.Node) -> Value:
         raise Unread("it splits the batch")
     reader.splits[node] = pieces
     return reader.values[source]
-
-
-def read_cat(reader: Reader, node: fx.Node) -> Value:
-    """cat and stack: each operand is copied to its place, unless a producer can write there (see plan.py)."""
-    op = reader.table.of_node(node, reader.region)
-    assert op is not None
-    tensors, dim = argument(node, op, 0), argument(node, op, 1, 0)
-    name = str(getattr(node.target, "__name__", node.target))
-    if op.kind != "cat" or (name not in ("cat", "concat", "concatenate") and "aten.cat" not in str(node.target)):
-        raise Unread("it joins tensors along a new axis")
-    shape = reader.shape(node)
-    axis = dim if dim >= 0 else dim + len(shape) + 1
-    if axis == 0 or not isinstance(tensors, (list, tuple)):
-        raise Unread("it joins batches")
-    views = [reader.view(tensor) for tensor in tensors]
-    grid = views[0].grid
-    if any(view.grid != grid for view in views):
-        views = [
-            view if view.grid is None else reader.floats(tensor) for view, tensor in zip(views, tensors, strict=True)
-        ]
-        grid = None
-    level = max(view.level for view in views)
-    out = _joined(reader, node, shape, grid, views, level + level % 2)
-    first = 0
-    for place, view in enumerate(views):
-        size = view.shape[axis - 1]
-        part = replace(
-            out,
-            shape=(*shape[: axis - 1], size, *shape[axis:]),
-            offset=out.offset + first * out.strides[axis - 1],
-        )
-        source = lazy(view) if view.batched else replace(lazy(view), shape=part.shape)
-        reader.compute(source, None, grid, part, border=place == len(views) - 1)
-        first += size
-    return out
-
-
-def _joined(reader: Reader, node: fx.Node, shape: tuple[int, ...], grid: Any, views: list[View], level: int) -> View:
-    pads = [reader.border(end) for end in (node, *node.users)] if grid is not None else []
-    pad = next((found for found in pads if found is not None), None)
-    if len(shape) == 3 and (pad is not None or any(is_image(view) for view in views)):
-        return image("f32" if grid is None else "u8", shape, pad or (0, 0), grid, level)
-    return dense("f32" if grid is None else "u8", shape, tuple(range(len(shape))), grid, level)
-
-
-def read_interpolate(reader: Reader, node: fx.Node) -> Value:
-    """Nearest pixels, a whole number of times: each is read so often."""
-    module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
-    name = str(getattr(node.target, "__name__", node.target))
-    mode = setting(node, module, 3, "mode", "nearest") if "aten" not in str(node.target) else name
-    if "nearest" not in str(mode) and "upsample_nearest" not in name:
-        raise Unread("it interpolates")
-    view, shape = reader.view(node.args[0]), reader.shape(node)
-    if len(shape) != 3:
-        raise Unread("it is no image")
-    (channels, height, width), (c, h, w) = view.shape, view.strides
-    ys, xs = shape[1] // height, shape[2] // width
-    if (height * ys, width * xs) != shape[1:]:
-        raise Unread("its size is not a multiple of its input's")
-    pad = next((found for end in (node, *node.users) if (found := reader.border(end)) is not None), None)
-    level = view.level + view.level % 2
-    out = image(view.dtype, shape, (pad if view.grid is not None else None) or (0, 0), view.grid, level)
-    pieces = (channels, height, ys, width, xs)
-    source = replace(view, shape=pieces, strides=(c, h, 0, w, 0))
-    row, pixel = out.strides[1:]
-    target = replace(out, shape=pieces, strides=(1, row * ys, row, pixel * xs, pixel))
-    reader.compute(lazy(source), None, view.grid, target)
-    return out

@@ -9,9 +9,10 @@ from fxquant.engines.match import weight_holder
 from fxquant.engines.native.arithmetic import numbers
 from fxquant.engines.native.emit_weighted import Geometry, emit_conv, emit_depthwise, emit_gemm, is_depthwise
 from fxquant.engines.native.gemm import Taps
-from fxquant.engines.native.groups import CONVS, Group, as_tuple, pads_of
+from fxquant.engines.native.groups import CONVS, TRANSPOSED, Group, as_tuple, pads_of
 from fxquant.engines.native.layouts import as_image, as_rows, tall, with_height
 from fxquant.engines.native.read_acts import grid_of_quantize
+from fxquant.engines.native.read_transposed import read_transposed
 from fxquant.engines.native.reader import Reader, drop_height
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View, collapse, dense, image
@@ -28,6 +29,8 @@ def read_group(reader: Reader, group: Group) -> View:
             other = reader.floats(group.other) if grid is None else other
             if (other.grid is None) != (grid is None):
                 raise Unread("what is added is not on a grid")
+    if group.kind in TRANSPOSED:
+        return read_transposed(reader, group, x, grid)
     if group.kind == "linear":
         return _linear(reader, group, x, other, grid)
     return _conv(reader, group, x, other, grid)

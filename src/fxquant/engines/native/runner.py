@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from fxquant.core import compat
 from fxquant.core.graph import Region
+from fxquant.core.nodes import reads_size
 from fxquant.engines.agreement import compare, nudge
 from fxquant.engines.native.cache import Cache
 from fxquant.engines.native.machine import Machine
@@ -35,6 +36,7 @@ from fxquant.passes.fill_grids import filled_graph
 log = logging.getLogger("fxquant")
 
 Key = tuple[Any, ...]
+Listener = Callable[[Program | None, list[Any]], None]  # gets the calls; see report/profile.py
 MOST_PROGRAMS = 8
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -58,11 +60,15 @@ class NativeRunner:
 
     def _forget(self) -> None:
         self.watch: Watch | None = None
+        self.placeholders: list[fx.Node] = []
         self.programs: OrderedDict[Key, Program] = OrderedDict()
         self.refused: dict[Key, str] = {}
         cache = self.settings.cache
         self.libraries = Libraries(Cache(None if cache is None else Path(cache)))
         self.told: set[str] = set()
+        self.listener: Callable[[Program | None, list[Any]], None] | None = (
+            None  # gets the calls; see report/profile.py
+        )
         self.outside: dict[str, str] = {}  # nodes that Python runs, and why
         self._lock = threading.RLock()
         self.scan = Scans(self.machine)  # all steps at once, of the step of a recurrent layer
@@ -73,6 +79,7 @@ class NativeRunner:
         self.programs.clear()
         self.refused.clear()
         self.failed = ""
+        self.placeholders = []
         self.scan = Scans(self.machine)
 
     @property
@@ -84,7 +91,9 @@ class NativeRunner:
             return self.lowered(region, args, kwargs)
         if not compat.plain_mode():
             return self._pass_on(region, args, kwargs, "under autocast, tracing or a mode of torch")
-        inputs = bind(region, args, kwargs)
+        if not self.placeholders:
+            self.placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
+        inputs = bind(region, self.placeholders, args, kwargs)
         if inputs is not None and any(isinstance(value, Tensor) and not value.numel() for value in inputs):
             return _interpret(region, plain_graph(region), inputs)
         key = key_of(inputs) if inputs is not None else None
@@ -98,6 +107,8 @@ class NativeRunner:
                 self.refused.clear()
                 self.watch = watch(region)
         program = self.programs.get(key)
+        if self.listener is not None:
+            self.listener(program, inputs)
         if program is None:
             return self._first(region, key, inputs, args, kwargs)
         return _finish(program, inputs)
@@ -129,7 +140,12 @@ class NativeRunner:
         if not reader.ops or not any(op.macs for op in reader.ops):
             raise Unread("it has no op with a native kernel")
         program = Program(reader, self.libraries)
-        self.outside = {node.name: reason for node, reason in reader.reasons.items()}
+        self.outside = {
+            node.name: reader.reasons[node]
+            for nodes in program.outside.values()
+            for node in nodes
+            if node in reader.reasons and not reads_size(node)
+        }
         return program
 
     def keep(self, key: Key, program: Program) -> None:
@@ -171,8 +187,12 @@ def _interpret(region: Region, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
     return codegen.process_outputs(made) if isinstance(codegen, fx.graph._PyTreeCodeGen) else made
 
 
-def bind(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+def bind(
+    region: Region, placeholders: list[fx.Node], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any] | None:
     """The values of the placeholders for a call; None if it does not fit."""
+    if not kwargs and len(args) == len(placeholders) and type(region.graph._codegen) is fx.graph.CodeGen:
+        return list(args)
     codegen = region.graph._codegen
     if isinstance(codegen, fx.graph._PyTreeCodeGen):
         try:
@@ -181,10 +201,9 @@ def bind(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
             return None
     given = list(args)
     rest = dict(kwargs)
-    nodes = [node for node in region.graph.nodes if node.op == "placeholder"]
-    if len(given) > len(nodes):
+    if len(given) > len(placeholders):
         return None
-    for node in nodes[len(given) :]:
+    for node in placeholders[len(given) :]:
         name = str(node.target)
         if name in rest:
             given.append(rest.pop(name))

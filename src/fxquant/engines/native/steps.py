@@ -17,7 +17,7 @@ from fxquant.engines.native.values import View
 
 
 class Steps:
-    """A program of one segment, for one sample."""
+    """The ops of a program, for one sample."""
 
     def __init__(self, program: Program, inputs: Sequence[Any]) -> None:
         plan, machine = program.plan, program.machine
@@ -31,10 +31,14 @@ class Steps:
         self._slots = (ctypes.c_void_p * max(program.slots, 1))()
         env: dict[fx.Node, Any] = {**program.fixed, **dict(zip(program.placeholders, inputs, strict=True))}
         self._alive: list[Tensor] = []
-        for level in program.levels:
-            for node in program.outside.get(level - 1, ()):
-                env[node] = program._call(node, env, 1)
-            self._alive += program._hand_over(level, env, self._slots, 1)
+        for level in sorted({*program.levels, *program.outside}):  # once, so that all that is read is there
+            for node in program.outside.get(level, ()):
+                env[node] = program.call(node, env, 1)
+            if level in program.levels:
+                self._alive += program.hand_over(level, env, self._slots, 1)
+                for index, op in enumerate(plan.ops):
+                    if op.level == level:
+                        self.run(index)
 
     def run(self, index: int) -> None:
         """Run one op."""

@@ -1,0 +1,172 @@
+"""Ops that copy data to its place in a new tensor: cat, stack, pad, resize, pixel shuffle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from torch import fx, nn
+
+from fxquant.core.ops import argument
+from fxquant.engines.native.lazy import Value, lazy
+from fxquant.engines.native.ops import Pointer
+from fxquant.engines.native.pixels import Border, fill_border
+from fxquant.engines.native.reader import Reader, is_image
+from fxquant.engines.native.shapes import Unread
+from fxquant.engines.native.values import View, dense, image
+from fxquant.engines.support import setting
+
+
+def _operands(reader: Reader, node: fx.Node) -> list[View]:
+    """Tensors to be joined: on one grid, or floats."""
+    op = reader.table.of_node(node, reader.region)
+    assert op is not None
+    tensors = argument(node, op, 0)
+    if not isinstance(tensors, (list, tuple)):
+        raise Unread("its operands are no list")
+    views = [reader.view(tensor) for tensor in tensors]
+    if any(view.grid != views[0].grid for view in views):
+        views = [reader.floats(tensor) for tensor in tensors]
+    return views
+
+
+def read_cat(reader: Reader, node: fx.Node) -> Value:
+    """cat: each operand is copied to its place."""
+    op = reader.table.of_node(node, reader.region)
+    assert op is not None
+    name = str(getattr(node.target, "__name__", node.target))
+    if name not in ("cat", "concat", "concatenate") and "aten.cat" not in str(node.target):
+        raise Unread("it joins tensors in a way of its own")
+    shape, views = reader.shape(node), _operands(reader, node)
+    dim = argument(node, op, 1, 0)
+    axis = (dim if dim >= 0 else dim + len(shape) + 1) - 1
+    if axis < 0:
+        raise Unread("it joins batches")
+    out = _joined(reader, node, shape, views)
+    first = 0
+    for view in views:
+        # what has no batch (a parameter) has all axes
+        size = view.shape[axis if view.batched else axis + len(view.shape) - len(shape)]
+        part = replace(
+            out, shape=(*shape[:axis], size, *shape[axis + 1 :]), offset=out.offset + first * out.strides[axis]
+        )
+        first += size
+        _put(reader, view, part, last=view is views[-1])
+    return out
+
+
+def read_stack(reader: Reader, node: fx.Node) -> Value:
+    """stack along a new axis behind the batch."""
+    op = reader.table.of_node(node, reader.region)
+    assert op is not None
+    shape, views = reader.shape(node), _operands(reader, node)
+    dim = argument(node, op, 1, 0)
+    axis = (dim if dim >= 0 else dim + len(shape) + 1) - 1
+    if axis < 0:
+        raise Unread("it makes a new batch")
+    out = _joined(reader, node, shape, views)
+    strides = (*out.strides[:axis], *out.strides[axis + 1 :])
+    for index, view in enumerate(views):
+        offset = out.offset + index * out.strides[axis]
+        part = replace(out, shape=(*shape[:axis], *shape[axis + 1 :]), strides=strides, offset=offset)
+        _put(reader, view, part, last=view is views[-1])
+    return out
+
+
+def _put(reader: Reader, view: View, part: View, last: bool) -> None:
+    """Copy a tensor to its place in another."""
+    reader.compute(replace(lazy(view), shape=part.shape), None, part.grid, part, border=last)
+
+
+def _joined(reader: Reader, node: fx.Node, shape: tuple[int, ...], views: list[View]) -> View:
+    """A new tensor for several."""
+    grid = views[0].grid
+    level = max(view.level for view in views)
+    level += level % 2
+    pad = _border(reader, node) if grid is not None else None
+    if len(shape) == 3 and (pad is not None or any(is_image(view) for view in views)):
+        return image("f32" if grid is None else "u8", shape, pad or (0, 0), grid, level)
+    return dense("f32" if grid is None else "u8", shape, tuple(range(len(shape))), grid, level)
+
+
+def _border(reader: Reader, node: fx.Node) -> tuple[int, int] | None:
+    found = (reader.border(end) for end in (node, *node.users))
+    return next((pad for pad in found if pad is not None), None)
+
+
+def read_pad(reader: Reader, node: fx.Node) -> Value:
+    """Zeros around a tensor."""
+    module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if module is not None and not isinstance(module, (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)):
+        raise Unread("it pads with something else than zeros")
+    pads = setting(node, module, 1, "padding" if module is not None else "pad", None)
+    mode = setting(node, None, 2, "mode", "constant")
+    value = setting(node, None, 3, "value", None)
+    if "constant_pad" in str(node.target):  # ATen: (input, pad, value)
+        mode, value = "constant", 0 if mode == "constant" else mode
+    constant = mode == "constant" and not value
+    if not constant or not isinstance(pads, (list, tuple)) or not all(isinstance(p, int) and p >= 0 for p in pads):
+        raise Unread("it pads with something else than zeros")
+    view, shape = reader.view(node.args[0]), reader.shape(node)
+    low = [0] * len(shape)
+    for place in range(len(pads) // 2):
+        if place >= len(shape):
+            raise Unread("it pads the batch")
+        low[-1 - place] = pads[2 * place]
+    out = _joined(reader, node, shape, [view])
+    size = out.buffer.bytes
+    byte = np.full(64, 0 if view.grid is None else view.grid.zero, np.uint8)
+    spec = Border(top=size, rows=1, inner=0, gap=0, bottom=0)
+    pointers = (reader.constant(byte), Pointer(buffer=out.buffer))
+    reader.emit(fill_border, spec, pointers, [view], out, label=f"zeros {'x'.join(map(str, shape))}", border=False)
+    offset = out.offset + sum(step * first for step, first in zip(out.strides, low, strict=True))
+    _put(reader, view, replace(out, shape=view.shape, offset=offset), last=False)
+    return out
+
+
+def read_pixel_shuffle(reader: Reader, node: fx.Node) -> Value:
+    """Channels become pixels."""
+    name = _spelling(reader, node)
+    view, shape = reader.view(node.args[0]), reader.shape(node)
+    if name not in ("pixel_shuffle", "pixelshuffle") or len(shape) != 3:
+        raise Unread("it shuffles in another way")
+    factor = shape[1] // view.shape[1]
+    (_, height, width), (c, h, w) = view.shape, view.strides
+    pieces = (shape[0], factor, factor, height, width)
+    source = replace(view, shape=pieces, strides=(c * factor * factor, c * factor, c, h, w))
+    out = _joined(reader, node, shape, [view])
+    o, row, pixel = out.strides
+    target = replace(out, shape=pieces, strides=(o, row, pixel, row * factor, pixel * factor))
+    _put(reader, source, target, last=True)
+    return out
+
+
+def _spelling(reader: Reader, node: fx.Node) -> str:
+    if node.op == "call_module":
+        return type(reader.region.get_submodule(str(node.target))).__name__.lower()
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+
+
+def read_interpolate(reader: Reader, node: fx.Node) -> Value:
+    """Nearest pixels, a whole number of times: each is read so often."""
+    module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
+    name = str(getattr(node.target, "__name__", node.target))
+    mode = setting(node, module, 3, "mode", "nearest") if "aten" not in str(node.target) else name
+    if "nearest" not in str(mode) and "upsample_nearest" not in name:
+        raise Unread("it interpolates")
+    view, shape = reader.view(node.args[0]), reader.shape(node)
+    if len(shape) != 3:
+        raise Unread("it is no image")
+    (channels, height, width), (c, h, w) = view.shape, view.strides
+    ys, xs = shape[1] // height, shape[2] // width
+    if (height * ys, width * xs) != shape[1:]:
+        raise Unread("its size is not a multiple of its input's")
+    pad = _border(reader, node)
+    level = view.level + view.level % 2
+    out = image(view.dtype, shape, (pad if view.grid is not None else None) or (0, 0), view.grid, level)
+    pieces = (channels, height, ys, width, xs)
+    source = replace(view, shape=pieces, strides=(c, h, 0, w, 0))
+    row, pixel = out.strides[1:]
+    target = replace(out, shape=pieces, strides=(1, row * ys, row, pixel * xs, pixel))
+    reader.compute(lazy(source), None, view.grid, target)
+    return out
