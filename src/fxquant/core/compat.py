@@ -297,6 +297,11 @@ def hooks_made() -> int | None:
     return getattr(RemovableHandle, "next_id", None)
 
 
+def has_global_hooks() -> bool:
+    """Whether hooks on all modules of the process are set, or torch does not tell."""
+    return not _KNOWS_MODES or bool(nn.modules.module._has_any_global_hook())
+
+
 def plain_mode() -> bool:
     """Whether ops run as they are written: nothing traces, casts or intercepts them."""
     return _KNOWS_MODES and not (
@@ -305,7 +310,6 @@ def plain_mode() -> bool:
         or torch._C._get_tracing_state()
         or torch._C._are_functorch_transforms_active()
         or torch.is_autocast_enabled("cpu")
-        or nn.modules.module._has_any_global_hook()
     )
 
 

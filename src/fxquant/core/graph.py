@@ -250,7 +250,17 @@ class Region(fx.GraphModule):
         return self.__reduce__()
 
     def _plain_state(self) -> dict[str, Any]:
-        dropped = ("_graph", "_code", "_lineno_map", "_prologue_start", "_tracer_cls", "_tracer_extras", "shape_env")
+        # a forward on the instance is there while hooks are (engines/hooks.py)
+        dropped = (
+            "forward",
+            "_graph",
+            "_code",
+            "_lineno_map",
+            "_prologue_start",
+            "_tracer_cls",
+            "_tracer_extras",
+            "shape_env",
+        )
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
 
 

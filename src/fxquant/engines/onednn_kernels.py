@@ -81,7 +81,7 @@ class Kernel(nn.Module):
         self.output = output
         self.tail = tail
         self.accumulate = accumulate
-        self.generation = -1
+        self.stamp: object = None  # of the weight that was packed
         self.packed: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None
 
     def __call__(self, *args: Any) -> Tensor:
@@ -114,7 +114,7 @@ class Kernel(nn.Module):
         return self.forward(x, other, grid)  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "packed": None}
+        return {**self.__dict__, "packed": None, "stamp": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
         made = type(self).__new__(type(self))
@@ -128,13 +128,13 @@ class Kernel(nn.Module):
         The weight is packed for inputs of the first shape that comes; the layout hardly depends on it, and the op
         changes one that it cannot use. `grid` is that of the input where it is found at run time.
         """
-        packed, tape = self.packed, recording()
+        packed, stamp, tape = self.packed, self.holder.stamp(), recording()
         if tape is not None and tape.packs:
             packed = self._pack(shape)
-        elif packed is None or self.generation != self.holder.generation:
+        elif packed is None or self.stamp != stamp:
             with compat.unseen():
                 packed = self.packed = self._pack(shape)
-            self.generation = self.holder.generation
+            self.stamp = stamp
         return packed if grid is None else ((*grid, *packed[0]), packed[1])
 
     def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

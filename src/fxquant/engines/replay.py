@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from fxquant.core import compat
 from fxquant.core.graph import Region
 from fxquant.core.paths import get_attr
+from fxquant.engines.hooks import Hooks
 from fxquant.engines.tape import Tape
 from fxquant.engines.watch import Watch, called_modules, watch
 
@@ -67,9 +68,10 @@ class Replay:
         self.refused: dict[Key | None, str] = {}  # what Python has to run, and why; None stands for all calls
         self.seen: set[Key] = set()
         self.last: Key | None = None
+        self.hooks = Hooks()
 
     def __call__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if None in self.refused or not compat.plain_mode():
+        if self.hooks.listen(region) or None in self.refused or not compat.plain_mode():
             return region.run_graph(args, kwargs)
         # few steps until the run: after one the caches are cold, and each costs several times what it does in a loop
         tensors: Sequence[Tensor] = args
@@ -155,7 +157,7 @@ def _key(leaves: Sequence[Any], spec: pytree.TreeSpec | None) -> Key | None:
 
     Without a `spec` the leaves are tensors.
     """
-    key: list[Any] = [spec, torch.is_grad_enabled()]
+    key: list[Any] = [spec, torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
     if len(leaves) > 1:  # which of them are one and the same
         numbers = [id(leaf) for leaf in leaves]
         key.extend(map(numbers.index, numbers))

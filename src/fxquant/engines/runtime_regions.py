@@ -75,7 +75,7 @@ class RegionRunner:
             return self.lowered(region, args, kwargs)
         if self.runtime is None or not compat.plain_mode():
             return self._pass_on("under autocast, tracing or a mode of torch", region, args, kwargs)
-        if not self.watch.holds():
+        if self.lowered.hooks.listen(region) or not self.watch.holds():
             return self._pass_on(_CHANGED, region, args, kwargs)
         try:
             tensors = self.runtime.signature.flatten(args, kwargs)

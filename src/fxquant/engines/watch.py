@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import torch
@@ -12,52 +14,44 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from fxquant.core import compat
 from fxquant.core.graph import Region
 from fxquant.engines.onednn_kernels import Kernel
 from fxquant.numerics.counted import Counted
 
+_version = operator.attrgetter("_version")
+
 
 @dataclass(kw_only=True, slots=True)
 class Watch:
-    """Its weights and grids, its other tensors, the modes of its modules, and that no one listens in."""
+    """The tensors of a region, and the modes of its modules: which ones stand there, and the values of some."""
 
-    weights: list[tuple[Counted, int]]  # with their generation
-    owners: list[tuple[dict[str, Any], str, Tensor]]  # where other tensors stand in the model
-    versions: list[tuple[Tensor, int]]  # of tensors whose values were copied
-    called: list[nn.Module]  # modules whose hooks would be run
+    tables: list[dict[str, Any]]  # where the tensors stand in the model
+    names: list[str]
+    numbers: list[int]  # their ids
+    tensors: list[Tensor]  # alive, so that the ids stay theirs
+    copied: list[Tensor]  # those whose values were copied
+    versions: list[int]
+    pointers: list[int]  # to their memory
     modes: list[tuple[nn.Module, bool]]  # those that do another thing in train mode, and whether they are in it
-    changes: int = -1
-    hooks: int | None = None
+    blind: bool  # some do not count what is written to them
 
     def holds(self) -> bool:
-        """Whether all is as it was. Few objects are touched: between two runs, none of them is in the caches."""
-        if self.changes != Counted.changes:
-            if any(weight.generation != generation for weight, generation in self.weights):
+        """Whether all is as it was. A few passes in C: between two runs, none of the objects is in the caches."""
+        try:
+            if list(map(id, map(getitem, self.tables, self.names))) != self.numbers:
                 return False
-            self.changes = Counted.changes
-        for table, name, tensor in self.owners:
-            if table.get(name) is not tensor:
-                return False
-        for tensor, version in self.versions:
-            if tensor._version != version:
-                return False
-        for module, training in self.modes:
-            if module.training is not training:
-                return False
-        hooks = compat.hooks_made()
-        if hooks is None or hooks != self.hooks:
-            if any(module._forward_hooks or module._forward_pre_hooks for module in self.called):
-                return False
-            self.hooks = hooks
-        return True
+        except KeyError:
+            return False
+        if self.blind or list(map(_version, self.copied)) != self.versions:
+            return False
+        if list(map(Tensor.data_ptr, self.copied)) != self.pointers:
+            return False
+        return all(module.training is training for module, training in self.modes)
 
     def digest(self) -> int:
         """A checksum of all values, to tell in a copy whether it still has them."""
-        kept = [tensor for _, _, tensor in self.owners]
-        kept += [tensor for weight, _ in self.weights for tensor in (*weight.parameters(), *weight.buffers())]
         found = 0
-        for tensor in kept:
+        for tensor in self.tensors:
             found = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, found)
         return found
 
@@ -65,23 +59,26 @@ class Watch:
 def watch(region: Region, held: Iterable[Tensor] | None = None) -> Watch:
     """Watch a region. `held` are the tensors that are used as they are then; without it, all values were copied."""
     wanted = None if held is None else {id(tensor) for tensor in held}
-    # quantized weights and grids count their changes
-    others = [module for module in region.modules() if not isinstance(module, Counted)]
-    tables = [table for module in others for table in (module._parameters, module._buffers)]
-    owners = [
-        (table, name, tensor)
-        for table in tables
-        for name, tensor in table.items()
-        if tensor is not None and (wanted is None or id(tensor) in wanted)
-    ]
-    copied = [tensor for _, _, tensor in owners if held is None and not tensor.is_inference()]
-    called = called_modules(region)
+    places, copied = [], []
+    for module in region.modules():
+        is_weight = isinstance(module, Counted)  # kernels and graphs hold copies
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and (is_weight or wanted is None or id(tensor) in wanted):
+                    places.append((table, name, tensor))
+                    copied += [tensor] if is_weight or wanted is None else []
+    modes = [(module, module.training) for module in called_modules(region) if not _is_steady(module)]
+    blind = any(tensor.is_inference() for tensor in copied)
     return Watch(
-        weights=[(part, part.generation) for part in region.modules() if isinstance(part, Counted)],
-        owners=owners,
-        versions=[(tensor, tensor._version) for tensor in copied],
-        called=called,
-        modes=[(module, module.training) for module in called if not _is_steady(module)],
+        tables=[table for table, _, _ in places],
+        names=[name for _, name, _ in places],
+        numbers=[id(tensor) for _, _, tensor in places],
+        tensors=[tensor for _, _, tensor in places],
+        copied=copied,
+        versions=[] if blind else list(map(_version, copied)),
+        pointers=list(map(Tensor.data_ptr, copied)),
+        modes=modes,
+        blind=blind,
     )
 
 

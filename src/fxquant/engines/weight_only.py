@@ -30,10 +30,10 @@ class WeightOnlyLinear(nn.Module):
     def __init__(self, holder: QuantizedWeight) -> None:
         super().__init__()
         self.__dict__["holder"] = holder
-        self.packed: tuple[int, Any] = (-1, None)
+        self.packed: tuple[object, Any] = (None, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "packed": (-1, None)}
+        return {**self.__dict__, "packed": (None, None)}
 
     def forward(self, x: Tensor) -> Tensor:
         holder = self.holder
@@ -65,14 +65,14 @@ class WeightOnlyLinear(nn.Module):
 
     def _constant(self) -> Any:
         """The scales in bfloat16, with the packed weight for int4; made once."""
-        holder = self.holder
-        if self.packed[0] != holder.generation:
+        holder, stamp = self.holder, self.holder.stamp()
+        if self.packed[0] != stamp:
             scale = holder.weight_scale.to(torch.bfloat16)
             made: Any = scale
             if holder.spec.granularity == "per_group":
                 weight = torch._convert_weight_to_int4pack_for_cpu((holder.integers + 8).to(torch.int32), 1)
                 made = weight, torch.stack([scale.t(), torch.zeros_like(scale.t())], -1).contiguous()
-            self.packed = (holder.generation, made)
+            self.packed = (stamp, made)
         return self.packed[1]
 
     def extra_repr(self) -> str:

@@ -10,11 +10,7 @@ from torch import nn
 class Counted(nn.Module):
     """Counts what happens to its tensors as a whole: loads, moves, casts, a tensor put in the place of another."""
 
-    changes: ClassVar[int] = 0  # of all generations: if it is as it was, so are they
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generation = 0
+    changes: ClassVar[int] = 0  # of all such modules
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -30,5 +26,4 @@ class Counted(nn.Module):
             self._changed()
 
     def _changed(self) -> None:
-        self.generation += 1
         Counted.changes += 1

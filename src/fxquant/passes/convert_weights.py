@@ -114,6 +114,14 @@ class QuantizedWeight(Counted):
             return value
         return readable(value, self, name) if compat.plain_mode() else value
 
+    def stamp(self) -> object:
+        """Another value after any of the tensors was written to, or replaced; equal before, for copies made of them."""
+        tensors = [tensor for tensor in self._buffers.values() if tensor is not None]
+        try:
+            return [(id(tensor), tensor._version, tensor.data_ptr()) for tensor in tensors]
+        except RuntimeError:  # inference tensors do not count writes
+            return object()
+
     def dequantized(self, name: str) -> Any:
         """The tensor of this name as code that reads a float module expects it."""
         if name == "weight":

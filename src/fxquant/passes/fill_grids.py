@@ -136,6 +136,7 @@ def make_again(region: Region) -> Region:
 def put_back(region: Region, ops: OpTable = OPS) -> Region:
     """Put the QDQ graph back, filled, without the kernels that it was lowered to."""
     state = region._region
+    region.__dict__.pop("forward", None)  # see engines/hooks.py
     if state.kernel_path:
         region.__dict__.pop(state.kernel_path, None)
         region.delete_submodule(state.kernel_path)
