@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fxquant.arguments import check_calibrated, either
 from fxquant.capture import Method, Sizes
 from fxquant.capture.as_plain import as_plain
+from fxquant.capture.compare import evaluating
 from fxquant.core.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
 from fxquant.core.qconfig_mapping import QConfigMapping
 from fxquant.core.target import Target
@@ -60,9 +61,7 @@ def quantize(
         example_inputs, example_kwargs = as_example(batch, model)
     check_engine(engine)
     converting = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         prepared = prepare_fx(
             model,
             _mapping(mode, target) if qconfig_mapping is None else qconfig_mapping,
@@ -76,8 +75,6 @@ def quantize(
             strict=strict,
             concrete_args=concrete_args,
         )
-    finally:
-        model.train(was_training)
     if data is not None and mode == "static":
         calibrate(prepared, data, num_batches=num_batches)
     check_calibrated(prepared, "quantize")
