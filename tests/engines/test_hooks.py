@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 import fxquant as fq
+from fxquant.targets import of_engine
 
 CALLS = 4  # by Python, as a run is kept, and from then on
 
@@ -36,9 +37,13 @@ def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module, Tensor]:
     pytest.importorskip({"onednn": "torch"}.get(request.param, request.param))
     torch.manual_seed(0)
     x = torch.randn(2, 3, 8, 8)
-    prepared = fq.prepare_fx(Net().eval(), fq.get_default_qconfig_mapping("x86"), (x,))
-    prepared(x)
-    return fq.convert_fx(prepared, engine="reference"), fq.convert_fx(prepared, engine=request.param), x
+    mapping, model = fq.get_default_qconfig_mapping("x86"), Net().eval()
+    made = []
+    for engine in ("reference", request.param):
+        prepared = fq.prepare_fx(model, mapping, (x,), target=of_engine(request.param))
+        prepared(x)
+        made.append(fq.convert_fx(prepared, engine=engine))
+    return made[0], made[1], x
 
 
 @torch.no_grad()
@@ -127,13 +132,17 @@ def test_copies_take_hooks_along(pair: Any) -> None:
     agree(copy.deepcopy(reference), copy.deepcopy(model), x)
 
 
+def set_data(tensor: Tensor) -> None:
+    tensor.data = tensor.flip(0)
+
+
 WRITES: dict[str, Callable[[nn.Module], Any]] = {
     "zero": lambda m: dict(m.named_buffers())["last.weight"].zero_(),
     "scale": lambda m: dict(m.named_buffers())["conv.weight_scale"].mul_(2),
     "bias": lambda m: dict(m.named_buffers())["last.bias"].add_(1),
     "swap": lambda m: setattr(m.get_submodule("last"), "bias", m.get_submodule("last").bias + 1),
     "table": lambda m: m.get_submodule("last")._buffers.update(bias=m.get_submodule("last").bias + 1),
-    "data": lambda m: setattr(m.get_submodule("last").weight, "data", m.get_submodule("last").weight.flip(0)),
+    "data": lambda m: set_data(dict(m.named_buffers())["last.weight"]),
     "load": lambda m: m.load_state_dict({**m.state_dict(), "last.bias": torch.arange(4.0)}),
     "assign": lambda m: m.load_state_dict({**m.state_dict(), "last.bias": torch.arange(4.0)}, assign=True),
 }
