@@ -73,7 +73,7 @@ def is_weighted_use(use: Use, parameter: Tensor, ops: OpTable) -> bool:
     return spelling.args[at : at + 1] == ("<weight>",) or dict(spelling.kwargs).get("weight") == "<weight>"
 
 
-def weight_region(use: Use, parameter: nn.Parameter, ops: OpTable) -> tuple[Region, Spelling] | None:
+def weight_region(use: Use, parameter: Tensor, ops: OpTable) -> tuple[Region, Spelling] | None:
     """The region of one op for a weighted use; None if no stock module can say it."""
     spelling, tensors = spell(use.function, use.args, use.kwargs, parameter)
     if spelling.is_product:
@@ -96,6 +96,8 @@ def weight_region(use: Use, parameter: nn.Parameter, ops: OpTable) -> tuple[Regi
         assert op is not None
         if call is None or op.kind not in RECIPES:
             return None
+        if not isinstance(parameter, nn.Parameter):
+            parameter = nn.Parameter(parameter.detach(), requires_grad=False)
         stock = RECIPES[op.kind]({**call, "bias": None}, {"weight": parameter, "bias": None}, None)
         if stock is None:
             return None
@@ -171,11 +173,14 @@ def put_weights(
 
     The module, one of ours, gets a class derived from its own.
     """
-    base, parameters = type(module), dict(module._parameters)
+    base = type(module)
+    tables = (module._parameters, module._buffers, module.__dict__)
+    held: dict[str, Any] = {name: next(table for table in tables if name in table) for name in sites}
+    tensors = {name: held[name][name] for name in sites}
 
     def put() -> None:
         for name, (region, _) in sites.items():
-            del module._parameters[name]
+            del held[name][name]
             module._modules[name] = region
         read_as_weights(module, {name: spelling for name, (_, spelling) in sites.items()})
 
@@ -184,7 +189,7 @@ def put_weights(
         del module.__dict__[_SITES]
         for name in sites:
             del module._modules[name]
-        module.__dict__["_parameters"] = dict(parameters)
+            held[name][name] = tensors[name]
 
     return put, undo
 

@@ -24,6 +24,7 @@ from fxquant.core.nodes import TensorInfo, scope_path
 from fxquant.core.ops import OPS, OpTable
 from fxquant.core.paths import class_name, free_path, get_attr, set_submodule
 
+_CONSTANTS = ("_tensor_constant", "lifted_tensor")  # names that a capture gives
 _ADDMM = (torch.addmm, torch.ops.aten.addmm.default)
 
 
@@ -53,6 +54,7 @@ class _Lifter:
         self.moved: dict[str, str] = {}  # old path of a parameter -> new one
         self.renamed: dict[str, tuple[str, bool]] = {}  # the same for state dicts: (new path, transposed)
         self.shared: set[str] = set()  # paths of bare parameters that a new module holds as well
+        self.made: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}  # by the id of a buffer or plain tensor
         self.originals = dict(region.named_modules(remove_duplicate=False))
 
     def lift(self, node: fx.Node, kind: str) -> None:
@@ -113,7 +115,10 @@ class _Lifter:
         self._call(node, call["input"], path)
 
     def _tensors(self, owned: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The tensors behind get_attr nodes; None if one is computed, or a weight is not a Parameter."""
+        """The tensors behind get_attr nodes; None if one is computed, or a weight is not of floats.
+
+        A weight that is a buffer or a plain tensor counts as a parameter that does not train.
+        """
         found: dict[str, Any] = {}
         for name, node in owned.items():
             if node is None:
@@ -122,14 +127,23 @@ class _Lifter:
             if not isinstance(node, fx.Node) or node.op != "get_attr" or node.meta.get("mutated"):
                 return None
             value = get_attr(self.region, self.moved.get(str(node.target), str(node.target)))
-            if not isinstance(value, nn.Parameter if name in ("weight", "bias") else torch.Tensor):
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
                 return None
-            found[name] = value
+            found[name] = self._parameter(value) if name in ("weight", "bias") else value
         return found
+
+    def _parameter(self, tensor: torch.Tensor) -> nn.Parameter:
+        if isinstance(tensor, nn.Parameter):
+            return tensor
+        made = self.made.setdefault(id(tensor), (tensor, nn.Parameter(tensor.detach(), requires_grad=False)))
+        return made[1]
 
     def _uses(self, tensor: torch.Tensor) -> int:
         attributes = (n for n in self.region.graph.nodes if n.op == "get_attr")
-        calls = sum(len(n.users) for n in attributes if get_attr(self.region, str(n.target)) is tensor)
+        found = ((n, get_attr(self.region, str(n.target))) for n in attributes)
+        calls = sum(
+            len(n.users) for n, t in found if t is tensor or (id(t) in self.made and self.made[id(t)][1] is tensor)
+        )
         modules = {id(m) for m in self.region.modules() for t in m._parameters.values() if t is tensor}
         return max(calls, len(modules))
 
@@ -171,9 +185,14 @@ class _Lifter:
     def _is_bare(self, owner: str, path: str) -> bool:
         """Whether a parameter belongs to a module of the user's, which can hold a module in its place."""
         module = self.originals.get(owner)
+        if path.rpartition(".")[2].startswith(_CONSTANTS):  # made in forward: it has no name of its own
+            return False
         return path not in self.moved and module is not None and self.ops.of(type(module)) is None
 
     def _put_at_parameter(self, path: str, stock: Stock, tensors: dict[str, Any], old: dict[str, str]) -> str | None:
+        for previous in old.values():  # plain tensors, which would hide a module of that name
+            parent, _, attribute = previous.rpartition(".")
+            self.region.get_submodule(parent).__dict__.pop(attribute, None)
         set_submodule(self.region, path, self._build(stock, None, tensors))
         self.placed[path] = (stock, tensors)
         self._set_mode(path)

@@ -22,7 +22,7 @@ from fxquant.capture.leaf import is_weighted_leaf, leaf_region
 from fxquant.capture.opaque import FEW, HALF, with_leaves
 from fxquant.capture.origin import reason
 from fxquant.capture.pieces import Piece, put_good
-from fxquant.capture.record import Call, Recording, Use, record_calls
+from fxquant.capture.record import Call, Recording, Use, named_tensors, own_tensors, record_calls
 from fxquant.core.graph import Region, clone_tree, place_regions
 from fxquant.core.paths import is_within, join_path
 from fxquant.core.tree import Left, Tree, set_tree, weighted_parts
@@ -118,7 +118,7 @@ class _Pieces:
     def _functional(self, path: str, inside: bool = False) -> dict[str, list[Use]]:
         """Bare parameters that weighted functions are called on, by name; with `inside` those of submodules, too."""
         found = {}
-        parameters = dict(self.tree.named_parameters())
+        parameters = {n: t for n, t in named_tensors(self.tree) if t.is_floating_point()}
         for name, uses in self.recording.uses.items():
             owner, _, own = name.rpartition(".")
             if not (is_within(owner, path) if inside else owner == path) or name not in parameters:
@@ -138,15 +138,14 @@ class _Pieces:
         sites = {}
         functional = self._functional(path)
         for name, uses in functional.items():
-            parameter = module._parameters[name]
-            assert parameter is not None
+            parameter = dict(own_tensors(module))[name]
             made = weight_region(uses[0], parameter, self.job.ops)
             if made is not None:
                 sites[name] = made
         if not sites:
             return False
         for name, (_, spelling) in sites.items():
-            parameter = module._parameters[name]
+            parameter = dict(own_tensors(module))[name]
             self._note_others(join_path(path, name), module, parameter, functional[name], spelling)
         put, undo = put_weights(module, sites)
         self._add(Piece(path=path, module=module, put=put, undo=undo, names=tuple(sites)))
@@ -206,8 +205,9 @@ class _Pieces:
     def _readers(self, path: str) -> list[str]:
         """Modules outside a path whose code uses a parameter inside it."""
         found = []
+        parameters = {name for name, _ in self.tree.named_parameters()}
         for name, uses in self.recording.uses.items():
-            if is_within(name, path):
+            if is_within(name, path) and name in parameters:
                 found += [use.user for use in uses if not use.inside and not is_within(use.user, path)]
         return [f"{type(self.tree.get_submodule(user)).__name__} {user!r}" for user in found]
 

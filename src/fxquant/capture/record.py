@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fxquant.capture.compare import call, copy_inputs, evaluating, untouched
 from fxquant.capture.origin import locate, reason
+from fxquant.core.paths import join_path
 from fxquant.errors import CaptureError
 
 _MOST_CALLS = 4  # calls of one module that are kept, to check a region against
@@ -86,6 +87,22 @@ def record_calls(tree: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     return recording
 
 
+def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that a module holds itself: parameters, buffers and plain attributes, by name."""
+    for table in (module._parameters, module._buffers, module.__dict__):
+        yield from ((name, value) for name, value in table.items() if isinstance(value, Tensor))
+
+
+def named_tensors(tree: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Those of a whole tree, each by the first path that leads to it."""
+    seen: set[int] = set()
+    for path, module in tree.named_modules():
+        for name, value in own_tensors(module):
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield join_path(path, name), value
+
+
 @contextlib.contextmanager
 def _hooked(tree: nn.Module, recording: Recording, running: list[str]) -> Iterator[None]:
     handles = []
@@ -111,18 +128,17 @@ def _hooked(tree: nn.Module, recording: Recording, running: list[str]) -> Iterat
 
 
 class _Watch(TorchFunctionMode):
-    """Notes every torch function that gets a parameter. `running` is the stack of modules, by path."""
+    """Notes every torch function that gets a tensor of a module. `running` is the stack of modules, by path."""
 
     def __init__(self, tree: nn.Module, recording: Recording) -> None:
         super().__init__()
         self.recording = recording
         self.running: list[str] = []
-        self.names = {id(parameter): name for name, parameter in tree.named_parameters()}
+        self.names = {id(tensor): name for name, tensor in named_tensors(tree)}
         self.owners: dict[int, set[str]] = {}
         for path, module in tree.named_modules():
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    self.owners.setdefault(id(parameter), set()).add(path)
+            for _, tensor in own_tensors(module):
+                self.owners.setdefault(id(tensor), set()).add(path)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -137,15 +153,14 @@ class _Watch(TorchFunctionMode):
     def _note(self, parameter: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         uses = self.recording.uses.setdefault(self.names[id(parameter)], [])
         inside = not self.owners[id(parameter)].isdisjoint(self.running)
-        light_args, light_kwargs = pytree.tree_map(_light, (args, kwargs))
+        light_args, light_kwargs = pytree.tree_map(self._light, (args, kwargs))
         uses.append(Use(function=func, args=light_args, kwargs=light_kwargs, user=self.running[-1], inside=inside))
 
-
-def _light(leaf: Any) -> Any:
-    """Activations as their sizes and dtypes, so that they are not kept alive."""
-    if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter):
-        return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
-    return leaf
+    def _light(self, leaf: Any) -> Any:
+        """Activations as their sizes and dtypes, so that they are not kept alive."""
+        if isinstance(leaf, Tensor) and id(leaf) not in self.names:
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+        return leaf
 
 
 def _is_harmless(func: Any) -> bool:

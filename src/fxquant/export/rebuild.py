@@ -114,10 +114,9 @@ def _build(path: str, row: Row, part: nn.Module | None, code: Code) -> nn.Module
         raise ArchiveError(f"the float model has no module {path!r}, the saved one a {row['class']}. {_AGAIN}")
     part = _checked(path, row, part)
     for name in from_json(row.get("weights", ["dict"])):
-        if part._parameters.pop(name, None) is None:
-            raise ArchiveError(
-                f"the float model has no parameter {join_path(path, name)!r}, the saved one has. {_AGAIN}"
-            )
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, part.__dict__)
+        if not any(isinstance(table.get(name), Tensor) and table.pop(name) is not None for table in tables):
+            raise ArchiveError(f"the float model has no tensor {join_path(path, name)!r}, the saved one has. {_AGAIN}")
     return part
 
 

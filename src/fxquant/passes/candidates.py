@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from fxquant.core.graph import Region
 from fxquant.core.mapping import Choice, Site
 from fxquant.core.nodes import TensorInfo, full_path, tensor_info
-from fxquant.core.ops import Op, OpTable, Role, activation_nodes
+from fxquant.core.ops import Op, OpTable, Role, activation_nodes, argument
 from fxquant.core.paths import join_path
 from fxquant.core.plan import LEFT_ALONE, WRAPPED, Decision
 from fxquant.core.qconfig import QConfig
@@ -117,7 +117,7 @@ def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region:
     if op.unless is not None and (reason := op.unless(node, module)) is not None:
         return reason
     if op.has_weight and module is None:
-        return "its weight is computed at run time"
+        return _weight_reason(node, op)
     mode = _mode(op, qconfig)
     if mode is None:
         return _mode_reason(op, qconfig)
@@ -161,6 +161,21 @@ def _unknown_reason(node: fx.Node, region: Region) -> str:
     if isinstance(called, nn.Module) and not type(called).__module__.startswith("torch.nn"):
         return "non-traceable: one call, into which no graph looks"
     return "not in the op table"
+
+
+def _weight_reason(node: fx.Node, op: Op) -> str:
+    """Why a function's weight could not be made that of a module."""
+    weight = argument(node, op, op.params.index("weight"))
+    if isinstance(weight, fx.Node) and weight.op == "get_attr":
+        if weight.meta.get("mutated"):
+            return "its weight is changed in place"
+        info = tensor_info(weight)
+        if info is not None and not info.is_float:
+            return f"its weight is {str(info.dtype).removeprefix('torch.')}"
+        return "its settings are computed at run time"
+    if isinstance(weight, fx.Node) and weight.op == "placeholder":
+        return "its weight is an input of the model"
+    return "its weight is computed at run time"
 
 
 def _mode_reason(op: Op, qconfig: QConfig) -> str:
