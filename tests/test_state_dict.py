@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import fxquant as fq
 from fxquant.core.graph import clone_tree, regions
+from fxquant.engines.native.apply import has_native
 from fxquant.numerics.grid import Grid
 from zoo import ZOO
 
@@ -95,6 +97,11 @@ def test_state_dict_into_a_fresh_model_is_bit_equal(name: str, engine: str) -> N
 @pytest.mark.parametrize("engine", RUNTIMES)
 def test_runtimes_run_what_was_loaded(engine: str) -> None:
     check_routes("plain", engine, target=engine, both=False)
+
+
+@pytest.mark.skipif(not has_native(), reason="no llvmlite")
+def test_native_code_is_made_again() -> None:
+    check_routes("plain", "native")
 
 
 class Pieces(nn.Module):
@@ -255,7 +262,7 @@ WRONG = {
             specs(),
             (X,),
         ).state_dict(),
-        "not converted yet",
+        "not converted",
     ),
     "shape": (lambda state: {**state, "0.weight": state["0.weight"][:4]}, "size mismatch for 0.weight"),
 }
@@ -282,3 +289,14 @@ def test_a_compiled_model_sees_what_is_loaded(engine: Any) -> None:
         program = torch.export.export(first, (X,))
     read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
     assert not [name for name in read if "quantizers" in name], "exporters get constants"
+
+
+def test_one_look_tells_whether_any_grid_was_written_to(tmp_path: Any) -> None:
+    model = small()
+    assert len(model._region.filled._tensors) == 2  # type: ignore[union-attr]
+    save_file(model.state_dict(), tmp_path / "state.safetensors")  # refuses tensors that share memory
+    copied = copy.deepcopy(model)
+    copied(X)
+    grid = next(module for module in copied.modules() if isinstance(module, Grid))
+    grid.scale.mul_(0.1)
+    assert not torch.equal(copied(X), model(X))

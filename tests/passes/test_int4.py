@@ -15,7 +15,7 @@ from fxquant.core.encode import encode_graph
 from fxquant.core.nibbles import unpack
 from fxquant.export.reference import reference_of
 from fxquant.numerics.affine import sqnr_db
-from fxquant.passes.convert_weights import QuantizedWeight
+from fxquant.passes.quantized_weight import QuantizedWeight
 
 
 class Words(nn.Module):

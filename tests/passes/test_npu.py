@@ -18,7 +18,7 @@ from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.qat_block import QatBlock
 from fxquant.passes.align_shifts import _output_quantizer
 from fxquant.passes.convert import quantizer_of
-from fxquant.passes.convert_weights import QuantizedWeight
+from fxquant.passes.quantized_weight import QuantizedWeight
 from fxquant.targets.npu import npu
 from zoo import ZOO, images
 

@@ -48,11 +48,14 @@ def find_module(root: nn.Module, path: str) -> nn.Module | None:
 
 
 def get_attr(root: nn.Module, path: str) -> Any:
-    """The parameter, buffer or plain attribute at a dotted path."""
+    """The parameter, buffer or plain attribute at a dotted path; a tensor as it is stored."""
     value: Any = root
-    for step in path.split("."):
+    *above, name = path.split(".")
+    for step in above:
         value = getattr(value, step)
-    return value
+    if isinstance(value, nn.Module) and value._buffers.get(name) is not None:
+        return value._buffers[name]
+    return getattr(value, name)
 
 
 def free_path(root: nn.Module, path: str) -> str:

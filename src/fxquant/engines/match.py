@@ -13,7 +13,7 @@ from fxquant.core.nodes import tensor_info
 from fxquant.core.ops import OpTable, activation_nodes
 from fxquant.engines import kernels
 from fxquant.engines.kernels import Grid
-from fxquant.passes.convert_weights import QuantizedWeight
+from fxquant.passes.quantized_weight import QuantizedWeight
 
 _INT8 = (torch.uint8, torch.int8)
 

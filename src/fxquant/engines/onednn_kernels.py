@@ -20,7 +20,7 @@ from fxquant.engines.kernels import Grid
 from fxquant.engines.pack import pack_conv, pack_linear
 from fxquant.engines.tape import recording
 from fxquant.engines.traced import call_traced
-from fxquant.passes.convert_weights import QuantizedWeight
+from fxquant.passes.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

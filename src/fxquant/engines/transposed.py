@@ -18,7 +18,7 @@ from fxquant.engines.compiled import qconv
 from fxquant.engines.kernels import Grid
 from fxquant.engines.onednn_kernels import Kernel, Output, Tail, overload
 from fxquant.engines.pack import pack_conv
-from fxquant.passes.convert_weights import QuantizedWeight
+from fxquant.passes.quantized_weight import QuantizedWeight
 
 Pair = tuple[int, int]
 

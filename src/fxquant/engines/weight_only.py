@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxquant.numerics.affine import dequantize
-from fxquant.passes.convert_weights import QuantizedWeight
+from fxquant.passes.quantized_weight import QuantizedWeight
 
 MOST_ROWS = 16
 _HAS_INT8 = hasattr(torch, "_weight_int8pack_mm")

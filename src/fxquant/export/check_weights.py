@@ -16,7 +16,7 @@ from fxquant.core.ops import OPS
 from fxquant.core.spec import Spec
 from fxquant.errors import ArchiveError
 from fxquant.numerics.grid import OFF, Grid
-from fxquant.passes.convert_weights import QuantizedWeight
+from fxquant.passes.quantized_weight import QuantizedWeight
 
 RANKS = {
     **{"linear": 2, "embedding": 2, "conv1d": 3, "conv2d": 4, "conv3d": 5},

@@ -19,7 +19,8 @@ from fxquant.core.value_json import from_json, to_json
 from fxquant.errors import ArchiveError
 from fxquant.export.stock_fields import check_settings, fields_of, stock_classes
 from fxquant.numerics.grid import INTEGERS, Grid
-from fxquant.passes.convert_weights import QuantizedWeight, shell_of
+from fxquant.passes.convert_weights import shell_of
+from fxquant.passes.quantized_weight import QuantizedWeight
 
 Row = dict[str, Any]
 _HOLDER = ("weight", "weight_scale", "weight_zero_point", "bias")

@@ -7,8 +7,8 @@ from torch import Tensor, fx, nn
 from fxquant.core import compat
 from fxquant.core.graph import Region, clone_tree, regions
 from fxquant.errors import StageError
-from fxquant.passes.convert_weights import QuantizedWeight
 from fxquant.passes.fill_grids import fill_grids, put_back
+from fxquant.passes.quantized_weight import QuantizedWeight
 
 
 def reference_of(model: nn.Module, caller: str) -> nn.Module:

@@ -22,7 +22,7 @@ from fxquant.export.code_functions import code_functions
 from fxquant.export.module_rows import Row, grid_row, stock_row, user_row, weight_row
 from fxquant.export.region_rows import SELF, reference_graph, region_row
 from fxquant.numerics.grid import Grid
-from fxquant.passes.convert_weights import QuantizedWeight
+from fxquant.passes.quantized_weight import QuantizedWeight
 
 
 class Rows:

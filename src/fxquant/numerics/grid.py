@@ -55,6 +55,11 @@ class Grid(Counted):
             dtype=self.dtype,
         )
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in ("scale", "zero_point"):  # those of several grids may share memory, see share_counter
+            destination[f"{prefix}{name}"] = destination[f"{prefix}{name}"].clone()
+
     def get_extra_state(self) -> Tensor:
         """The ends of the grid, so that the numbers of one of other bits are not taken."""
         return torch.tensor([self.quant_min, self.quant_max], dtype=torch.int32)
@@ -93,3 +98,16 @@ class Grid(Counted):
     def extra_repr(self) -> str:
         ends = f"{str(self.dtype).removeprefix('torch.')} {self.quant_min} to {self.quant_max}"
         return f"{ends}, scale={self.scale.tolist()}, zero_point={self.zero_point.tolist()}"
+
+
+def share_counter(grids: list[Grid]) -> None:
+    """Put the numbers of several grids into one tensor, of which theirs are views: torch counts writes to all as one.
+
+    So a look at one counter tells whether any of them was written to. Grids that are such views already stay.
+    """
+    fresh = [grid for grid in grids if grid.scale._base is None]
+    with torch.inference_mode(False):
+        for name in ("scale", "zero_point") if fresh else ():
+            together = torch.stack([grid._buffers[name] for grid in fresh])  # type: ignore[misc]
+            for index, grid in enumerate(fresh):
+                grid._buffers[name] = together[index]

@@ -27,8 +27,8 @@ from fxquant.core.paths import get_attr, join_path
 from fxquant.core.plan import Decision, decision_of, note_of
 from fxquant.errors import StageError
 from fxquant.numerics.counted import Counted
-from fxquant.numerics.grid import OFF, Grid
-from fxquant.passes.convert_weights import QuantizedWeight
+from fxquant.numerics.grid import OFF, Grid, share_counter
+from fxquant.passes.quantized_weight import QuantizedWeight
 
 _PER_TENSOR = (compat.QUANTIZE, compat.QUANTIZE_ROUNDING, compat.DEQUANTIZE)
 _version = operator.attrgetter("_version")
@@ -42,7 +42,7 @@ class Filled:
         self.numbers = numbers
         self.waiting = _waiting(numbers or {})
         self.edition = "0"  # of the graph; torch.compile compares text by value
-        self._tensors: list[Tensor] = []
+        self._tensors: list[Tensor] = []  # one for all that share a version counter
         self._versions = 0
         self._changes = -1  # a copy looks again
         self._lock = threading.RLock()
@@ -82,7 +82,8 @@ class Filled:
             make_again(region)
             self.numbers = numbers
             self.edition = str(int(self.edition) + 1)
-        self._tensors = [tensor for tensor in tensors.values() if not tensor.is_inference()]
+        counted = (tensor if tensor._base is None else tensor._base for tensor in tensors.values())
+        self._tensors = list({id(tensor): tensor for tensor in counted if not tensor.is_inference()}.values())
         self._versions = sum(map(_version, self._tensors))
         self._changes = changes
 
@@ -121,6 +122,7 @@ def fill_grids(region: Region) -> Region:
     if region._region.filled is None:
         region._region.reference = encode_graph(region.graph)
         region._region.filled = Filled()
+        share_counter([part for part in region.modules() if isinstance(part, Grid)])
         region._region.filled.keep_up(region)
     return region
 

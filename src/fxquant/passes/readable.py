@@ -23,13 +23,15 @@ class Readable(Tensor):
     _name: str
 
     def __call__(self) -> Tensor:
-        return cast(Tensor, getattr(self._owner, self._name)) if self._name == "weight" else self.dequantize()
+        if self._name == "bias":
+            return self.dequantize()
+        return readable(self._owner.integers, self._owner, self._name)
 
     def dequantize(self) -> Tensor:
         return cast(Tensor, self._owner.dequantized(self._name))
 
     def int_repr(self) -> Tensor:
-        return cast(Tensor, self._owner._buffers[self._name])
+        return cast(Tensor, self._owner.integers if self._name == "weight" else self._owner._buffers[self._name])
 
     def qscheme(self) -> Any:
         """As torch names it; per group there is no name."""
