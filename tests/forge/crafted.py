@@ -280,6 +280,21 @@ def _drop(file: File, key: str) -> None:
     del file.header[key]
 
 
+def _ring(file: File) -> None:
+    for path in ("a", "b"):
+        file.header["modules"][path] = _identity()
+    file.header["aliases"].update({"a.x": "b", "b.y": "a"})
+    file.insert("call_module", "a", ["tuple", X])
+
+
+def _doubling(file: File) -> None:
+    """2^60 paths to one module."""
+    for step in range(60):
+        file.header["modules"][f"m{step}"] = _identity()
+    for step in range(59):
+        file.header["aliases"].update({f"m{step}.x": f"m{step + 1}", f"m{step}.y": f"m{step + 1}"})
+
+
 def _text(file: File, text: str) -> None:
     file.text = text
 
@@ -334,6 +349,9 @@ def _headers() -> Iterator[tuple[str, str, Change]]:
         yield f"value {kind}", "conv", partial(_set, path=("trees",), key="", value=value)
     yield "alias of itself", "conv", lambda file: file.header["aliases"].update({"0.a": "0"})
     yield "alias ring", "conv", lambda file: file.header["aliases"].update({"a": "b", "b": "a", "0.x": ""})
+    yield "aliases inside each other", "conv", _ring
+    yield "aliases of aliases", "conv", _doubling
+    yield "deep path", "conv", lambda file: file.header["modules"].update({".".join(["a"] * 400): _identity()})
     yield "tie ring", "conv", lambda file: file.header["ties"].update({"a": "b", "b": "a"})
     yield (
         "weights property",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import random
 import signal
 import subprocess
@@ -80,14 +81,9 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-W", "ignore", "-m", "forge.worker", str(self.folder), ",".join(self.engines)]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=HERE.parent,
-        )
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        home = {**os.environ, "HOME": str(self.folder)}  # where the native engine keeps its code
+        self.process = subprocess.Popen(command, text=True, cwd=HERE.parent, env=home, **pipes)
         assert self.process.stdout is not None
         if self.process.stdout.readline() != "ready\n":
             raise SystemExit("the worker did not start: the base files do not run on these engines.")
@@ -108,6 +104,8 @@ def run(cases: Iterator[Case], folder: Path, engines: list[str]) -> tuple[collec
         found = worker.attempt(base, path)
         counts.update(f"{engine}: {outcome}" for engine, outcome in found.items() if outcome in FINE)
         counts["files"] += 1
+        if counts["files"] % 1000 == 0:
+            print(f"{counts['files']} files, {len(faults)} faults", flush=True)
         wrong = {key: outcome for key, outcome in found.items() if outcome not in FINE}
         if wrong:
             faults[name] = wrong
@@ -120,7 +118,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mutations", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--engines", default="reference,onednn,onnxruntime,openvino,auto", help="for crafted files")
+    parser.add_argument(
+        "--engines", default="reference,onednn,native,onnxruntime,openvino,auto", help="for crafted files"
+    )
     parser.add_argument("--mutation-engines", default="reference,onednn")
     parser.add_argument("--skip-crafted", action="store_true")
     given = parser.parse_args()

@@ -27,6 +27,8 @@ from fxquant.export.region_rows import Code, build_region, check_references
 from fxquant.modules.substitute import FORMS
 from fxquant.passes.fill_grids import fill_grids
 
+_DEEPEST = 100  # modules around a module
+_MOST_PATHS = 10**6
 _AGAIN = "Give load the float model that was quantized."
 
 
@@ -53,6 +55,7 @@ def rebuild(
         shared = find_module(tree, first)
         if shared is not None and find_module(tree, path) is not shared:
             set_submodule(tree, path, shared)
+    _check_tree(tree)
     _place(tree, rows, tensors, header["parameters"], set(header["unsaved"]))
     for path, row in rows.items():
         module = find_module(tree, path)
@@ -67,6 +70,24 @@ def rebuild(
     for _, region in regions(made):
         region._region.source = str(source)
     return made
+
+
+def _check_tree(tree: nn.Module) -> None:
+    """Raise if a module is inside of itself, or shared so often that a walk over all paths would not end."""
+    paths: dict[nn.Module, int] = {}  # how many lead from a module down
+
+    def count(module: nn.Module, above: tuple[str, ...]) -> int:
+        if len(above) > _DEEPEST:
+            raise ArchiveError(f"the module {'.'.join(above)[:80]!r} is inside of itself, or of too many others.")
+        if module not in paths:
+            children = ((name, child) for name, child in module._modules.items() if child is not None)
+            found = 1 + sum(count(child, (*above, name)) for name, child in children)
+            if found > _MOST_PATHS:
+                raise ArchiveError(f"the module {'.'.join(above)[:80]!r} has more than {_MOST_PATHS} paths inside.")
+            paths[module] = found
+        return paths[module]
+
+    count(tree, ())
 
 
 def _need_no_float_model(rows: dict[str, Row]) -> None:
