@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
 
 from forge.crafted import crafted
 from forge.files import File, read, write_bases
-from forge.run import Case, crafted_cases, mutated_cases, run
+from forge.run import crafted_cases, mutated_cases, run
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,7 @@ def test_there_are_many() -> None:
 
 
 def test_nothing_but_an_error_comes_of_a_forged_file(folder: Path, bases: dict[str, File]) -> None:
-    cases: list[Case] = list(islice(crafted_cases(folder, bases), 0, None, 8))
-    counts, faults = run(iter(cases), folder, ["reference", "onednn"])
+    some = islice(crafted_cases(folder, bases), 0, None, 10)
+    counts, faults = run(chain(some, mutated_cases(folder, bases, 60, seed=1)), folder, ["reference", "onednn"])
     assert not faults
-    assert counts["reference: refused"] + counts["reference: refused at the call"] > 0.8 * counts["files"]
-    counts, faults = run(mutated_cases(folder, bases, 80, seed=1), folder, ["reference", "onednn"])
-    assert not faults and counts["files"] == 80
+    assert counts["reference: refused"] + counts["reference: refused at the call"] > 0.7 * counts["files"]
