@@ -73,12 +73,26 @@ def test_what_is_dropped_in_training_is_kept_in_eval_mode() -> None:
     prepared.eval()
     ours = prepared(x).detach()
     assert torch.equal(prepared(x), ours)
-    assert torch.allclose(fq.convert_fx(prepared)(x), ours, atol=0.05 * float(ours.abs().max()))
+    converted = fq.convert_fx(prepared, engine="reference")
+    assert torch.allclose(converted(x), ours, atol=0.05 * float(ours.abs().max()))
+    assert isinstance(converted, Region)
+    assert not any("drop" in node.name for node in converted.graph.nodes)  # nothing stands between conv and add
+
+
+class Switch(nn.Module):
+    """Another layer in each mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.train_only, self.eval_only = DropPath(), nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.train_only(x) if self.training else self.eval_only(x))
 
 
 def test_one_graph_that_was_asked_for_is_refused_with_the_class_that_branches() -> None:
-    with pytest.raises(CaptureError, match=r"DropPath branches on self\.training"):
-        fq.prepare_qat_fx(Stochastic().train(), MAPPING, (torch.randn(2, 3, 8, 8),), method="symbolic")
+    with pytest.raises(CaptureError, match=r"Switch branches on self\.training"):
+        fq.prepare_qat_fx(Switch().train(), MAPPING, (torch.randn(2, 3, 8, 8),), method="symbolic")
 
 
 @pytest.mark.parametrize("with_targets", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx, nn
 
+import fxquant as fq
 from fxquant.capture.capture import capture
 from fxquant.core.graph import Region
 from fxquant.passes.drop_noops import drop_noops
@@ -18,14 +19,20 @@ def stochastic_depth(input: Tensor, p: float, mode: str, training: bool = True) 
 stochastic_depth.__module__ = "torchvision.ops.stochastic_depth"
 
 
+class StochasticDepth(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return stochastic_depth(x, 0.5, "row", self.training)
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.dropout, self.identity = nn.Linear(4, 4), nn.Dropout(), nn.Identity()
+        self.stochastic_depth = StochasticDepth()
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.identity(self.dropout(self.linear(x.float())))
-        return x + stochastic_depth(y, 0.5, "row", self.training)
+        return x + self.stochastic_depth(y)
 
 
 def targets(model: nn.Module, x: Tensor) -> list[str]:
@@ -40,6 +47,15 @@ def test_noops_are_dropped_in_eval_mode() -> None:
 
 def test_what_works_in_training_stays_there() -> None:
     assert targets(Block().train(), torch.randn(2, 4)) == ["linear", "dropout", "stochastic_depth", "add"]
+
+
+def test_what_is_skipped_in_eval_mode_is_dropped_after_training() -> None:
+    x = torch.randn(2, 4)
+    prepared = fq.prepare_qat_fx(Block().train(), fq.get_default_qat_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    converted = fq.convert_fx(prepared, engine="reference")
+    assert isinstance(converted, Region)
+    assert not [node for node in converted.graph.nodes if node.op == "call_module"]
 
 
 def test_a_cast_to_another_dtype_stays() -> None:

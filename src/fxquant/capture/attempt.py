@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from fxquant.capture.functionalize import functionalize
 from fxquant.capture.guards import check_items, check_key, check_same, unpack
 from fxquant.capture.inputs import Slot, as_call
 from fxquant.capture.lift import lift
-from fxquant.capture.modes import check_eval
+from fxquant.capture.modes import ModeError, alike_without_weights, check_eval, mark_skipped
 from fxquant.capture.origin import locate, reason
 from fxquant.capture.probe import probe_ones
 from fxquant.capture.trace import trace
@@ -66,9 +66,17 @@ class Job:
 
 
 def symbolic(job: Job) -> Region:
-    """The region of a symbolic trace, or a CaptureError. The example's sizes are used only if it fails without."""
+    """The region of a symbolic trace, or a CaptureError. The example's sizes are used only if it fails without.
+
+    Modules without weights whose code depends on the mode are calls in it.
+    """
     try:
         return _symbolic(job, concrete=False)
+    except ModeError as error:
+        leaves = set(alike_without_weights(job.model, error.path or "")) - set(job.leaf_names)
+        if not leaves:
+            raise
+        return symbolic(replace(job, leaf_names=(*job.leaf_names, *sorted(leaves))))
     except CaptureError as error:
         if not job.has_example or error.data_dependent or job.free:
             raise
@@ -97,6 +105,8 @@ def _symbolic(job: Job, concrete: bool) -> Region:
     _canonicalize(region, job.ops)
     if job.has_example:
         check(job, region, *job.call())
+        if job.model.training:
+            mark_skipped(region, job.ops)
     return region
 
 

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import fx, nn
 
 from fxquant.capture.compare import difference, evaluating, run, trying
 from fxquant.capture.origin import forward_line, reason
 from fxquant.core.graph import Region, clone_tree
+from fxquant.core.nodes import tensor_info
+from fxquant.core.ops import OpTable
 from fxquant.core.tree import weighted_parts
 from fxquant.errors import CaptureError
 
 _OTHER_INPUTS = "it does not take the example inputs in eval mode"
+
+
+class ModeError(CaptureError):
+    """Code of a module depends on the mode, so a graph in which it is written out holds for one mode only."""
 
 
 def check_eval(model: nn.Module, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -32,7 +39,34 @@ def check_eval(model: nn.Module, region: Region, args: tuple[Any, ...], kwargs: 
         return
     module = reference.get_submodule(path or "")
     why = f"{type(module).__name__} branches on self.training, and a graph holds one branch: {found}"
-    raise CaptureError(why, reason=why, where=forward_line(module), path=path, data_dependent=True)
+    raise ModeError(why, reason=why, where=forward_line(module), path=path, data_dependent=True)
+
+
+def alike_without_weights(model: nn.Module, path: str) -> list[str]:
+    """The modules of the same class as the one at a path, if they have no weights: calls of them cost nothing."""
+    cls = type(model.get_submodule(path))
+    found = [at for at, module in model.named_modules() if type(module) is cls]
+    weighted = any(True for at in found for _ in model.get_submodule(at).parameters())
+    return [] if weighted or not path else found
+
+
+def mark_skipped(region: Region, ops: OpTable) -> None:
+    """Let calls that give their input back in eval mode, such as stochastic depth, count as dropout."""
+    for node in region.graph.nodes:
+        if node.op != "call_module" or ops.of_node(node, region) is not None or len(node.args) != 1 or node.kwargs:
+            continue
+        module, source = region.get_submodule(str(node.target)), node.args[0]
+        info = tensor_info(source) if isinstance(source, fx.Node) else None
+        if info is None or not info.is_float or any(True for _ in module.parameters()):
+            continue
+        x = torch.ones(info.shape, dtype=info.dtype)
+        with trying(), evaluating(module):
+            try:
+                same = difference(module(x), x) is None
+            except Exception:  # it wants to be given more
+                continue
+        if same:
+            module.__dict__["op_class"] = nn.Dropout
 
 
 def _difference(model: nn.Module, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
