@@ -91,16 +91,18 @@ class Filled:
 def _grid_tensors(region: Region) -> Iterator[tuple[str, Tensor]]:
     """What the numbers of a region's graph, and of those inside, are read from, by name."""
     for path, module in region.named_modules():
+        # not by attribute: a tracer of the model around would put proxies there
         if isinstance(module, Grid):
-            yield join_path(path, "scale"), module.scale
-            yield join_path(path, "zero_point"), module.zero_point
+            names: tuple[str, ...] = ("scale", "zero_point")
         elif isinstance(module, QuantizedWeight):
-            if module.spec.granularity == "per_tensor":
-                yield join_path(path, "weight_scale"), module.weight_scale
-                if module.weight_zero_point is not None:
-                    yield join_path(path, "weight_zero_point"), module.weight_zero_point
-            if (scale := module._buffers.get("bias_scale")) is not None:
-                yield join_path(path, "bias_scale"), scale
+            names = ("weight_scale", "weight_zero_point") if module.spec.granularity == "per_tensor" else ()
+            names += ("bias_scale",)
+        else:
+            continue
+        for name in names:
+            tensor = module._buffers.get(name)
+            if tensor is not None:
+                yield join_path(path, name), tensor
 
 
 def _number(tensor: Tensor) -> Number:
