@@ -91,6 +91,10 @@ class AliasSets:
             made = frozenset((node.target if node.op == "get_attr" else node,))
             self._origins[node] = frozenset().union(*(self._origins[source] for source in sources)) or made
 
+    def add(self, node: fx.Node, source: fx.Node) -> None:
+        """A new node, which is a tensor that there is already."""
+        self._origins[node] = self._origins[source]
+
     def of(self, node: fx.Node) -> list[fx.Node]:
         """All nodes that may share memory with a node, in graph order."""
         mine = self._origins[node]

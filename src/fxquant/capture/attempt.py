@@ -95,7 +95,8 @@ def symbolic_root(job: Job) -> Region:
 
 def _symbolic(job: Job, concrete: bool) -> Region:
     tree = job.clone()
-    graph = trace(tree, job.slots, job.leaf_names, job.leaf_classes, concrete)
+    tried_again = job.has_example and not job.free and not concrete
+    graph = trace(tree, job.slots, job.leaf_names, job.leaf_classes, concrete, tried_again)
     region = _region(job, tree, graph, "symbolic")
     drop_checks(region)
     if job.has_example:

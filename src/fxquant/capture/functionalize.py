@@ -141,6 +141,7 @@ def _rewrite(node: fx.Node, region: Region, ops: OpTable, private: bool, sets: A
         twin(node)
         with graph.inserting_after(node):
             write = graph.call_function(apply_in_place, (target, "copy_", node))
+        sets.add(write, target)
         write.meta = dict(node.meta)
         node.replace_all_uses_with(write, delete_user_cb=lambda user: user is not write)
     elif not isinstance(node.target, torch._ops.OpOverload):
@@ -148,6 +149,7 @@ def _rewrite(node: fx.Node, region: Region, ops: OpTable, private: bool, sets: A
         name = f"__{name}__" if node.target in _OPERATORS else name
         with graph.inserting_before(node):
             write = graph.call_function(apply_in_place, (node.args[0], name, *node.args[1:]), node.kwargs)
+        sets.add(write, target)
         write.meta = dict(node.meta)
         node.replace_all_uses_with(write)
         graph.erase_node(node)

@@ -28,6 +28,7 @@ from fxquant.capture.given import Given, hand_on, parts_of
 from fxquant.capture.guards import unpack
 from fxquant.capture.inline import inline, is_graph
 from fxquant.capture.inputs import Slot, add_placeholders, as_call
+from fxquant.capture.look_inside import look_inside, takes_weights
 from fxquant.capture.origin import locate, reason, set_origins
 from fxquant.capture.proxies import Proxy, StateProxy
 from fxquant.capture.wrap import intercepting, is_wrapped
@@ -50,8 +51,10 @@ class _Tracer(fx.Tracer):
         via_call: bool,
         values: Values | None,
         lazy: bool,
+        tried_again: bool,
     ) -> None:
         super().__init__()
+        self.tried_again = tried_again  # if this trace fails
         self.lazy = lazy  # whether containers among the inputs are opened as far as code looks into them
         self.containers: set[int] = set()  # ids of those that were opened as a whole
         self.handed_on = False  # one of them was given to a call
@@ -69,6 +72,12 @@ class _Tracer(fx.Tracer):
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> fx.Proxy:
         if self.lazy:
             args, kwargs = hand_on(args), hand_on(kwargs)
+        if kind == "call_function" and takes_weights(target, args, kwargs):
+            try:
+                return look_inside(self, lambda: target(*args, **kwargs))
+            except Exception:
+                if self.tried_again:  # with sizes, which is how it may be looked into
+                    raise
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
         if self.values is not None:
             example, data = self.values.evaluate(kind, target, args, kwargs)
@@ -177,19 +186,22 @@ def trace(
     leaf_names: Collection[str],
     leaf_classes: Collection[type],
     concrete: bool = False,
+    tried_again: bool = False,
 ) -> fx.Graph:
     """Trace the tree symbolically; raise a `CaptureError` that names the user's line if that cannot be done.
 
-    With `concrete`, code that asks for a size or a dtype gets the example's, and the graph a check.
+    With `concrete`, code that asks for a size or a dtype gets the example's, and the graph a check. `tried_again`: if
+    this fails, there will be another attempt that knows more.
     """
     _check_leaf_names(tree, leaf_names)
-    graph, whole = _trace(tree, slots, leaf_names, leaf_classes, concrete, lazy=False)
+    settings = (tree, slots, leaf_names, leaf_classes, concrete, tried_again)
+    graph, whole = _trace(*settings, lazy=False)
     if whole:
         constants = {name: value for name, value in tree.__dict__.items() if name.startswith("_tensor_constant")}
         for name in constants:
             del tree.__dict__[name]
         try:
-            graph, _ = _trace(tree, slots, leaf_names, leaf_classes, concrete, lazy=True)
+            graph, _ = _trace(*settings, lazy=True)
         except CaptureError:  # code that is particular about its containers
             tree.__dict__.update(constants)
     set_origins(graph, tree)
@@ -203,13 +215,14 @@ def _trace(
     leaf_names: Collection[str],
     leaf_classes: Collection[type],
     concrete: bool,
+    tried_again: bool,
     *,
     lazy: bool,
 ) -> tuple[fx.Graph, bool]:
     """The graph, and whether it takes more of the containers among its inputs than it reads."""
     via_call = "forward" in tree.__dict__ or any(getattr(tree, hooks) for hooks in _HOOKS)
     values = Values(tree, slots) if concrete else None
-    tracer = _Tracer(slots, leaf_names, leaf_classes, via_call, values, lazy)
+    tracer = _Tracer(slots, leaf_names, leaf_classes, via_call, values, lazy, tried_again)
     try:
         # what forward keeps in plain attributes would be proxies
         with untouched(tree), intercepting(tree, tracer.call_wrapped), seeing_proxies(tree):
