@@ -193,6 +193,29 @@ def test_two_calls_that_differ_through_a_list_are_not_one_graph() -> None:
     assert not torch.allclose(quantized(x), once)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_parameters_that_a_call_writes_to_are_the_results_own(method: str) -> None:
+    class Clips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.fc = nn.Embedding(8, 4, max_norm=0.1), nn.Linear(4, 4)
+
+        def forward(self, index: Tensor) -> Tensor:
+            self.fc.weight.data.mul_(0.5)
+            return self.fc(self.embed(index))
+
+    model, index = build(Clips), torch.tensor([[1, 2, 3]])
+    before = state_of(model)
+    try:
+        prepared = fq.prepare_fx(model, MAPPING, (index,), method=method)
+    except fq.CaptureError:
+        assert method in ("symbolic", "export")
+    else:
+        fq.calibrate(prepared, [index])
+        fq.convert_fx(prepared)(index)
+    assert state_of(model) == before
+
+
 def test_large_and_odd_attributes_stay_what_they_are(tmp_path: Any) -> None:
     numpy = pytest.importorskip("numpy")
     with open(tmp_path / "log", "w") as log:

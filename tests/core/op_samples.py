@@ -309,6 +309,16 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
         ),
         Sample(own={"weight": (16, 8)}, layout="tokens", call=lambda f, x, own: f(own.weight, x), status="weight_only"),
     ),
+    "embedding_bag": (
+        Sample(of="nn.*", init=(16, 8), layout="tokens", status="weight_only"),
+        Sample(
+            of="F.*",
+            own={"weight": (16, 8)},
+            layout="tokens",
+            call=lambda f, x, own: f(x, own.weight),
+            status="weight_only",
+        ),
+    ),
     "matmul": (
         Sample(layout="square", call=lambda f, x, own: f(x, own.other(x))),
         Sample(of="*.mm *.mm.*", layout="rows", call=lambda f, x, own: f(x, own.other(x))),

@@ -17,6 +17,7 @@ from fxquant.capture.compare import copy_inputs, evaluating, untouched
 from fxquant.capture.leaf import is_weighted_leaf, leaf_region
 from fxquant.capture.record import Call
 from fxquant.capture.wrap import has_wrapped_method, intercepting, is_wrapped
+from fxquant.capture.written import Written
 from fxquant.core.graph import Region
 from fxquant.core.ops import OPS
 from fxquant.core.tree import weighted_parts
@@ -68,9 +69,10 @@ def watch_calls(
     """Run the model: the first calls of the modules that are wanted, and of all that wrapped bodies call, in order.
 
     The tree is a clone: hooks are put on it and taken off again. A model in train mode is run in both modes. A run
-    that fails is left to the capture that follows, which has a message for it.
+    that fails is left to the capture that follows, which has a message for it. Parameters that the run writes to are
+    the tree's own afterwards.
     """
-    watch = Watch(wanted=wanted)
+    watch, written = Watch(wanted=wanted), Written(tree)
     handles = []
     for module in tree.modules():
         handles.append(module.register_forward_pre_hook(watch.before, with_kwargs=True, prepend=True))
@@ -82,12 +84,14 @@ def watch_calls(
                 untouched(tree),
                 evaluating(tree, evaluated),
                 intercepting(tree, watch.intercept),
+                written,
             ):
                 watch.depth = 0
                 tree(*copy_inputs(args), **copy_inputs(dict(kwargs)))
     finally:
         for handle in handles:
             handle.remove()
+        written.separate()
     return watch
 
 

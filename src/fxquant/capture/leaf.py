@@ -42,11 +42,13 @@ def leaf_region(module: nn.Module, calls: list[Call], ops: OpTable) -> Region:
     shell = type(module).__new__(type(module))
     shell.__dict__.update(inner.__dict__)
     shell.__dict__.update(_parameters={}, _buffers={}, _modules={CHILD: inner}, _non_persistent_buffers_set=set())
-    sizes = _output_sizes(module, calls)
     graph = fx.Graph()
     x = graph.placeholder("input")
-    size = graph.placeholder("output_size") if sizes else None
-    y = graph.call_module(CHILD, (x,) if size is None else (x, size))
+    if isinstance(module, nn.EmbeddingBag):
+        further = tuple(graph.placeholder(name, default_value=None) for name in ("offsets", "per_sample_weights"))
+    else:
+        further = (graph.placeholder("output_size"),) if _output_sizes(module, calls) else ()
+    y = graph.call_module(CHILD, (x, *further))
     graph.output(y)
     state = RegionState(user_class=type(module), method="leaf", num_inputs=1, input_names=("input",), flat=CHILD)
     region = Region(shell, graph, state)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fxquant.capture.lift_bag import ATEN_BAGS, read_bag
 from fxquant.capture.match import follows_mode, has_settings, is_norm, owns, same_stock, stock_class
 from fxquant.capture.stock import RECIPES, TENSORS, Stock, build, read_call
 from fxquant.core.graph import Region
@@ -37,6 +38,8 @@ def lift(region: Region, ops: OpTable = OPS) -> Region:
         op = ops.of(node.target)
         if node.target in _ADDMM:
             lifter.lift_addmm(node)
+        elif node.target in ATEN_BAGS or (op is not None and op.kind == "embedding_bag"):
+            lifter.lift_bag(node)
         elif op is not None and op.kind == "dropout":
             lifter.lift_dropout(node)
         elif op is not None and op.kind in RECIPES:
@@ -92,6 +95,18 @@ class _Lifter:
         stock = Stock(cls=nn.Linear, settings=settings, tensors={"weight": weight, "bias": bias}, transposed=True)
         self._place(node, source, stock, tensors, "linear")
 
+    def lift_bag(self, node: fx.Node) -> None:
+        bag = read_bag(node)
+        tensors = None if bag is None else self._tensors({"weight": bag.weight})
+        if bag is None or tensors is None:
+            return
+        path = self._find_path(node, bag.stock(tensors["weight"].shape), tensors, "embedding_bag")
+        if path is not None:
+            for result in bag.results:
+                self._call(result, bag.args, path)
+            if node not in bag.results:
+                node.graph.erase_node(node)
+
     def lift_dropout(self, node: fx.Node) -> None:
         call = read_call(node)
         if call is None or not isinstance(call["input"], fx.Node) or not isinstance(call["p"], (int, float)):
@@ -112,7 +127,7 @@ class _Lifter:
             module = cls(call["p"])
             module.training = scope.training
             set_submodule(self.region, path, module)
-        self._call(node, call["input"], path)
+        self._call(node, (call["input"],), path)
 
     def _tensors(self, owned: Mapping[str, Any]) -> dict[str, Any] | None:
         """The tensors behind get_attr nodes; None if one is computed, or a weight is not of floats.
@@ -150,7 +165,7 @@ class _Lifter:
     def _place(self, node: fx.Node, source: fx.Node, stock: Stock, tensors: dict[str, Any], kind: str) -> None:
         path = self._find_path(node, stock, tensors, kind)
         if path is not None:
-            self._call(node, source, path)
+            self._call(node, (source,), path)
 
     def _find_path(self, node: fx.Node, stock: Stock, tensors: dict[str, Any], kind: str) -> str | None:
         weight = stock.tensors.get("weight")
@@ -249,10 +264,10 @@ class _Lifter:
             tensors = {**tensors, "weight": weight}
         return build(stock, source, tensors)
 
-    def _call(self, node: fx.Node, source: fx.Node, path: str) -> None:
+    def _call(self, node: fx.Node, args: tuple[Any, ...], path: str) -> None:
         graph = node.graph
         with graph.inserting_before(node):
-            call = graph.call_module(path, (source,))
+            call = graph.call_module(path, args)
         call.meta = dict(node.meta)
         scope = call.meta.get("scope", ())
         if not scope or scope[-1][0] != path:

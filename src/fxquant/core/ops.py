@@ -217,6 +217,20 @@ def _compute() -> Iterable[Op]:
         unless=_embedding_reason,
     )
     yield Op(
+        kind="embedding_bag",
+        role=Role.COMPUTE,
+        modules=(nn.EmbeddingBag,),
+        functions=(F.embedding_bag,),
+        params=(
+            *("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
+            *("per_sample_weights", "include_last_offset", "padding_idx"),
+        ),
+        operands=(),
+        functional=F.embedding_bag,
+        weight="weight",
+        unless=_embedding_reason,
+    )
+    yield Op(
         kind="matmul",
         role=Role.COMPUTE,
         functions=(torch.matmul, torch.linalg.matmul, torch.bmm, torch.mm, operator.matmul, operator.imatmul),

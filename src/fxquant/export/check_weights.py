@@ -19,7 +19,7 @@ from fxquant.numerics.grid import OFF, Grid
 from fxquant.passes.quantized_weight import QuantizedWeight
 
 RANKS = {
-    **{"linear": 2, "embedding": 2, "conv1d": 3, "conv2d": 4, "conv3d": 5},
+    **{"linear": 2, "embedding": 2, "embedding_bag": 2, "conv1d": 3, "conv2d": 4, "conv3d": 5},
     **{"conv_transpose1d": 3, "conv_transpose2d": 4, "conv_transpose3d": 5},
 }
 

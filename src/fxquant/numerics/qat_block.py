@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fxquant.core.ops import OPS
 from fxquant.core.spec import Int32, Spec
@@ -147,6 +148,8 @@ class QatBlock(nn.Module):
         if isinstance(self, nn.Embedding):
             flags = (settings.padding_idx, None, settings.norm_type, settings.scale_grad_by_freq, settings.sparse)
             return F.embedding(x, weight, *flags)
+        if isinstance(self, nn.EmbeddingBag):
+            return functional_call(self.plain(), {"weight": weight}, (x, *args), kwargs)  # type: ignore[no-any-return]
         if isinstance(self, nn.modules.conv._ConvTransposeNd):
             size = args[0] if args else kwargs.get("output_size")
             dims, geometry = len(settings.kernel_size), (settings.stride, settings.padding, settings.kernel_size)

@@ -93,6 +93,8 @@ def _rewrite(graph: fx.Graph, call: _Call, holder: QuantizedWeight, weights: dic
     assert isinstance(dtype, torch.dtype)
     if call.op.kind == "embedding":
         return _lookup(graph, call.node, call.path, holder, dtype)
+    if call.op.kind == "embedding_bag":
+        return pool(graph, call.node, call.module, _lookup(graph, call.node, call.path, holder, dtype))
     if call.path not in weights:
         weights[call.path] = _dequantize(graph, call.path, holder, dtype)
     bias = graph.get_attr(f"{call.path}.bias") if holder.bias is not None else None
@@ -248,6 +250,58 @@ def _lookup(graph: fx.Graph, node: fx.Node, path: str, holder: QuantizedWeight, 
     if holder.weight_zero_point is not None:
         zero = graph.call_function(F.embedding, (index, _as_rows(graph, path, "weight_zero_point", holder)))
     return graph.call_function(dequantize_rows, (rows, scale, zero, spec.group_size, dtype))
+
+
+def pool(graph: fx.Graph, node: fx.Node, module: nn.Module, rows: fx.Node) -> fx.Node:
+    """The bags of an EmbeddingBag's call, from the rows that it looks up."""
+    given = dict(zip(("input", "offsets", "per_sample_weights"), node.args, strict=False))
+    given.update(node.kwargs)
+    settings = (module.mode, module.include_last_offset, module.padding_idx)
+    weights = given.get("per_sample_weights")
+    return graph.call_function(pool_rows, (rows, given["input"], given.get("offsets"), weights, *settings))  # type: ignore[arg-type]
+
+
+def pool_rows(
+    rows: Tensor,
+    index: Tensor,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    mode: str,
+    include_last_offset: bool,
+    padding_idx: int | None,
+) -> Tensor:
+    """What F.embedding_bag makes of rows that were looked up already, one for each index."""
+    if offsets is None:  # as many in each bag: plain ops, which runtimes have
+        return _pool_equal(rows, index, weights, mode, padding_idx)
+    count = index.numel()
+    table = rows.reshape(count, rows.shape[-1])
+    places = torch.arange(count, dtype=index.dtype, device=index.device).reshape(index.shape)
+    if padding_idx is not None:  # a row of its own, which no bag counts
+        table = torch.cat((table, table.new_zeros(1, table.shape[1])))
+        places = torch.where(index == padding_idx, count, places)
+    return F.embedding_bag(
+        places,
+        table,
+        offsets,
+        mode=mode,
+        per_sample_weights=weights,
+        include_last_offset=include_last_offset,
+        padding_idx=None if padding_idx is None else count,
+    )
+
+
+def _pool_equal(rows: Tensor, index: Tensor, weights: Tensor | None, mode: str, padding_idx: int | None) -> Tensor:
+    values = rows if weights is None else rows * weights.unsqueeze(-1)
+    counted = None if padding_idx is None else (index != padding_idx).unsqueeze(-1)
+    if mode == "max":
+        if counted is None:
+            return values.amax(1)
+        largest = values.masked_fill(~counted, torch.finfo(values.dtype).min).amax(1)
+        return largest.masked_fill(~counted.any(1), 0.0)
+    total = (values if counted is None else values.masked_fill(~counted, 0.0)).sum(1)
+    if mode == "sum":
+        return total
+    return total / (index.shape[1] if counted is None else counted.sum(1).clamp(min=1))
 
 
 def _as_rows(graph: fx.Graph, path: str, name: str, holder: QuantizedWeight) -> fx.Node:

@@ -14,7 +14,7 @@ from fxquant.core.graph import Region
 from fxquant.core.ops import OpTable
 from fxquant.core.plan import note_of
 from fxquant.errors import CalibrationError
-from fxquant.passes.convert_weights import functional_call, replace_node
+from fxquant.passes.convert_weights import functional_call, pool, replace_node
 
 
 def halve_weights(region: Region, ops: OpTable) -> Region:
@@ -31,10 +31,12 @@ def halve_weights(region: Region, ops: OpTable) -> Region:
             dtypes[path] = _halve(module, path, halves)
         with region.graph.inserting_before(node):
             weight = region.graph.get_attr(f"{path}.weight")
-            if op.kind == "embedding":
+            if op.kind in ("embedding", "embedding_bag"):
                 index = node.args[0] if node.args else node.kwargs["input"]
                 rows = region.graph.call_function(F.embedding, (index, weight))
                 result = region.graph.call_method("to", (rows, dtypes[path]))
+                if op.kind == "embedding_bag":
+                    result = pool(region.graph, node, module, result)
             else:
                 weight = region.graph.call_method("to", (weight, dtypes[path]))
                 has_bias = getattr(module, "bias", None) is not None
