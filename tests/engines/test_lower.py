@@ -179,6 +179,13 @@ def test_sizes_that_do_not_fit_are_named(build: Any) -> None:
         lowered(torch.randn(2, 5, 8, 5))
 
 
+@pytest.mark.parametrize("shape", [(4, 0), (0, 0), (2, 3, 0), (4, 7)])
+def test_a_linear_without_features_is_an_error(shape: tuple[int, ...]) -> None:
+    quantized = fq.quantize(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), [torch.randn(4, 8)])
+    with pytest.raises(RuntimeError, match=r"weight of \(8, 8\) cannot take an input of"):
+        quantized(torch.randn(shape))
+
+
 def test_narrow_grids_saturate_at_their_own_ends() -> None:
     qconfig = fq.QConfig(activation=fq.Spec(bits=7, signed=False, symmetric=False), weight=fq.default_qconfig.weight)
     mapping = fq.QConfigMapping().set_global(qconfig)

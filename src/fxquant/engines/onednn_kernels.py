@@ -238,6 +238,8 @@ class LinearKernel(Kernel):
             )
             assert isinstance(result, Tensor)
             return result
+        if x.dim() and x.shape[-1] == 0:  # the kernel would divide by it
+            raise RuntimeError("it has no features")
         head, rest = self._arguments(x.shape, grid)
         if other is None:
             return overload(torch.ops.onednn.qlinear_pointwise, grid)(x, *head, *rest)  # type: ignore[no-any-return]
