@@ -7,6 +7,7 @@ A cell is the median in milliseconds. The bars, on each row:
                at least 2.5 x slower on ResNets
   onnxruntime  <= 1.03 x the model of ONNX Runtime's own quantizer
   openvino     <= 1.03 x the model of NNCF
+  native       <= the share of the best of all peers in NATIVE, else 1.0
   auto         <= 1.02 x the best of all peers
 A peer that cannot take a model shows "-", and what it said is printed below the table.
 """
@@ -36,7 +37,12 @@ from fxquant.engines.timing import Timing, time_interleaved
 MODELS = ("resnet18", "resnet50", "mobilenetv2_100", "efficientnet_b0", "vit_tiny_patch16_224", "bert_base")
 TRANSFORMERS = ("vit_tiny_patch16_224", "bert_base")
 PEERS = ("float", "float compiled", "ao eager", "ao x86", "ao onednn", "ort", "nncf openvino")
-OURS = ("onednn", "onnxruntime", "openvino")
+OURS = ("onednn", "native", "onnxruntime", "openvino")
+# the bar of the native engine, at one thread and batch 1
+NATIVE = {
+    **{"mobilenetv2_100": 0.5, "efficientnet_b0": 0.42, "tf_efficientnet_lite0": 0.5},
+    **{"resnet18": 0.93, "resnet50": 0.93, "vit_tiny_patch16_224": 0.7, "bert_base": 0.85},
+}
 LENGTH = 128
 
 Call = Callable[[], object]
@@ -155,6 +161,7 @@ def verdicts(name: str, times: dict[str, Timing]) -> list[str]:
         bar("onednn/float", "onednn", ("float",), 1 / 2.5)
     bar("onnxruntime/ort", "onnxruntime", ("ort",), 1.03)
     bar("openvino/nncf", "openvino", ("nncf openvino",), 1.03)
+    bar("native/best", "native", PEERS, NATIVE.get(name, 1.0))
     bar(f"auto ({auto})/best", auto, PEERS, 1.02)
     return missed
 

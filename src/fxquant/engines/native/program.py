@@ -48,6 +48,18 @@ def make_kernels(plan: Plan, machine: Machine) -> dict[tuple[object, object], Ke
     return made
 
 
+def make_functions(plan: Plan, machine: Machine) -> list[Function]:
+    """The kernels, and the entries of each level: run0, run0_shared, run2, ..."""
+    kernels = make_kernels(plan, machine)
+    entries = []
+    for level in sorted({op.level for op in plan.ops}):
+        ops = [op for op in plan.ops if op.level == level]
+        for shared in (False, True):
+            name = f"run{level}{'_shared' if shared else ''}"
+            entries.append(entry(name, ops, plan, kernels, machine, shared))
+    return [*kernels.values(), *entries]
+
+
 class Libraries:
     """Compiled code: what has the same text is compiled once."""
 
@@ -93,14 +105,7 @@ class Program:
         self.codegen = reader.graph._codegen
         self.plan = place(reader.ops)
         self.levels = sorted({op.level for op in self.plan.ops})
-        kernels = make_kernels(self.plan, self.machine)
-        entries = []
-        for level in self.levels:
-            ops = [op for op in self.plan.ops if op.level == level]
-            for shared in (False, True):
-                name = f"run{level}{'_shared' if shared else ''}"
-                entries.append(entry(name, ops, self.plan, kernels, self.machine, shared))
-        self.library = libraries.load([*kernels.values(), *entries], self.machine)
+        self.library = libraries.load(make_functions(self.plan, self.machine), self.machine)
         address = self.library.address
         self.functions = {level: PROTOTYPE(address(f"run{level}")) for level in self.levels}
         self.shared = {level: PROTOTYPE(address(f"run{level}_shared")) for level in self.levels}
@@ -230,9 +235,8 @@ class Program:
 
         def value(operand: fx.Node) -> Any:
             found = env.get(operand)
-            if found is None and reads_size(node):
-                shape = self.shapes[operand]
-                assert isinstance(shape, Shape)
+            shape = self.shapes[operand]
+            if found is None and reads_size(node) and isinstance(shape, Shape):
                 return torch.empty((batch, *shape.dims) if shape.batched else shape.dims, device="meta")
             if isinstance(found, Tensor) and operand in self.exports:
                 found = env[operand] = found.contiguous()

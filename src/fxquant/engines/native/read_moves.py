@@ -8,12 +8,14 @@ import numpy as np
 from torch import fx, nn
 
 from fxquant.core.ops import argument
+from fxquant.engines.match import is_quantize, only_user
 from fxquant.engines.native.lazy import Value, lazy
 from fxquant.engines.native.ops import Pointer
 from fxquant.engines.native.pixels import Border, fill_border
+from fxquant.engines.native.read_acts import grid_of_quantize
 from fxquant.engines.native.reader import Reader, is_image
 from fxquant.engines.native.shapes import Unread
-from fxquant.engines.native.values import View, dense, image
+from fxquant.engines.native.values import Grid, View, axes_by_stride, dense, image
 from fxquant.engines.support import setting
 
 
@@ -42,7 +44,13 @@ def read_cat(reader: Reader, node: fx.Node) -> Value:
     axis = (dim if dim >= 0 else dim + len(shape) + 1) - 1
     if axis < 0:
         raise Unread("it joins batches")
-    out = _joined(reader, node, shape, views)
+    after = only_user(node)
+    grid = views[0].grid
+    if grid is None and after is not None and is_quantize(after):
+        grid = grid_of_quantize(reader, after)  # each part is rounded on its way
+    out = _joined(reader, node, shape, views, grid)
+    if grid is not None and after is not None and is_quantize(after) and views[0].grid is None:
+        reader.taken[after] = out
     first = 0
     for view in views:
         # what has no batch (a parameter) has all axes
@@ -64,7 +72,7 @@ def read_stack(reader: Reader, node: fx.Node) -> Value:
     axis = (dim if dim >= 0 else dim + len(shape) + 1) - 1
     if axis < 0:
         raise Unread("it makes a new batch")
-    out = _joined(reader, node, shape, views)
+    out = _joined(reader, node, shape, views, views[0].grid)
     strides = (*out.strides[:axis], *out.strides[axis + 1 :])
     for index, view in enumerate(views):
         offset = out.offset + index * out.strides[axis]
@@ -78,15 +86,16 @@ def _put(reader: Reader, view: View, part: View, last: bool) -> None:
     reader.compute(replace(lazy(view), shape=part.shape), None, part.grid, part, border=last)
 
 
-def _joined(reader: Reader, node: fx.Node, shape: tuple[int, ...], views: list[View]) -> View:
-    """A new tensor for several."""
-    grid = views[0].grid
+def _joined(reader: Reader, node: fx.Node, shape: tuple[int, ...], views: list[View], grid: Grid | None) -> View:
+    """A new tensor for several, in the order of the first."""
     level = max(view.level for view in views)
     level += level % 2
     pad = _border(reader, node) if grid is not None else None
     if len(shape) == 3 and (pad is not None or any(is_image(view) for view in views)):
         return image("f32" if grid is None else "u8", shape, pad or (0, 0), grid, level)
-    return dense("f32" if grid is None else "u8", shape, tuple(range(len(shape))), grid, level)
+    like = views[0] if len(views[0].shape) == len(shape) and views[0].batched else None
+    order = axes_by_stride(like) if like is not None else tuple(range(len(shape)))
+    return dense("f32" if grid is None else "u8", shape, order, grid, level)
 
 
 def _border(reader: Reader, node: fx.Node) -> tuple[int, int] | None:
@@ -113,7 +122,7 @@ def read_pad(reader: Reader, node: fx.Node) -> Value:
         if place >= len(shape):
             raise Unread("it pads the batch")
         low[-1 - place] = pads[2 * place]
-    out = _joined(reader, node, shape, [view])
+    out = _joined(reader, node, shape, [view], view.grid)
     size = out.buffer.bytes
     byte = np.full(64, 0 if view.grid is None else view.grid.zero, np.uint8)
     spec = Border(top=size, rows=1, inner=0, gap=0, bottom=0)
@@ -134,7 +143,7 @@ def read_pixel_shuffle(reader: Reader, node: fx.Node) -> Value:
     (_, height, width), (c, h, w) = view.shape, view.strides
     pieces = (shape[0], factor, factor, height, width)
     source = replace(view, shape=pieces, strides=(c * factor * factor, c * factor, c, h, w))
-    out = _joined(reader, node, shape, [view])
+    out = _joined(reader, node, shape, [view], view.grid)
     o, row, pixel = out.strides
     target = replace(out, shape=pieces, strides=(o, row, pixel, row * factor, pixel * factor))
     _put(reader, source, target, last=True)

@@ -178,11 +178,15 @@ class Reader:
             return node
         if node.op == "get_attr":
             return get_attr(self.region, str(node.target))
-        if node.op != "call_function" or not node.all_input_nodes or not callable(node.target):
+        if node.op not in ("call_function", "call_method") or not node.all_input_nodes:
             raise Unread("an operand is computed at run time")
         with torch.no_grad():
             args = fx.node.map_arg(node.args, self.constant_of)
-            return node.target(*args, **fx.node.map_arg(node.kwargs, self.constant_of))
+            kwargs = fx.node.map_arg(node.kwargs, self.constant_of)
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            assert callable(node.target)
+            return node.target(*args, **kwargs)
 
     # results
 
@@ -332,7 +336,7 @@ class Reader:
     def run_outside(self, node: fx.Node, reason: str) -> Outside:
         """Leave a node to Python; its native operands are handed over."""
         self.reasons[node] = reason
-        if reads_size(node):
+        if reads_size(node) and all(isinstance(self.shapes.get(operand), Shape) for operand in node.all_input_nodes):
             return Outside(node=node, level=-1)
         level, constant = -1, True
         for operand in node.all_input_nodes:

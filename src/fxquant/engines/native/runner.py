@@ -127,9 +127,10 @@ class NativeRunner:
                 program = self.make(region, graph, inputs)
                 found = _finish(program, inputs)
                 compare(expected, nudged, found, "native")
-            except (Unread, FxQuantError) as error:
-                self.refused[key] = str(error)
-                self._tell(region, "for inputs of some sizes", str(error))
+            except Exception as error:  # a model runs, whatever is wrong with its code
+                known = isinstance(error, (Unread, FxQuantError))
+                self.refused[key] = str(error) if known else f"{type(error).__name__}: {error}"
+                self._tell(region, "for inputs of some sizes", self.refused[key])
                 return self.lowered(region, args, kwargs)
             self.keep(key, program)
             return found
