@@ -289,3 +289,29 @@ def test_profile(native: nn.Module) -> None:
 def test_profile_needs_native_code(reference: nn.Module) -> None:
     with pytest.raises(fq.StageError, match="native"):
         fq.profile(reference, torch.randn(2, 3, 16, 16))
+
+
+class Between(nn.Module):
+    """A sum of what is there before and after an op without a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x).relu()
+        late = nn.functional.interpolate(y, scale_factor=2.0, mode="bilinear")
+        early = self.b(nn.functional.interpolate(y, scale_factor=2.0))
+        return self.c((early + late).relu())
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_python_between_kernels(batch: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(batch, 3, 8, 8)
+    prepared = fq.prepare_fx(Between().eval(), fq.get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    native, reference = (fq.convert_fx(prepared, engine=engine) for engine in (fq.Native(cache=None), "reference"))
+    assert close(reference(x), native(x))
+    (made,) = runner_of(native).programs.values()
+    assert made.levels == [0, 2] and any("interpolate" in name for name in runner_of(native).outside)

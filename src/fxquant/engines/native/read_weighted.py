@@ -11,6 +11,7 @@ from fxquant.engines.native.emit_weighted import Geometry, emit_conv, emit_depth
 from fxquant.engines.native.gemm import Taps
 from fxquant.engines.native.groups import CONVS, TRANSPOSED, Group, as_tuple, pads_of
 from fxquant.engines.native.layouts import as_image, as_rows, tall, with_height
+from fxquant.engines.native.ops import levels
 from fxquant.engines.native.read_acts import grid_of_quantize
 from fxquant.engines.native.read_transposed import read_transposed
 from fxquant.engines.native.reader import Reader, drop_height
@@ -42,7 +43,7 @@ def _linear(reader: Reader, group: Group, x: View, other: View | None, grid: Gri
     x = as_rows(reader, x)
     end = group.nodes[-1]
     shape = reader.shape(end)
-    out = dense("f32" if grid is None else "u8", shape, tuple(range(len(shape))), grid, x.level)
+    out = dense("f32" if grid is None else "u8", shape, tuple(range(len(shape))), grid, _level(x, other))
     if other is not None:
         other = as_rows(reader, other)
     rows, width, steps = _rows(x, out, other)
@@ -65,6 +66,10 @@ def _rows(x: View, out: View, other: View | None) -> tuple[int, int, tuple[int, 
     return 1, total, (0, pixels[0], 0, pixels[1], 0, pixels[2])
 
 
+def _level(x: View, other: View | None) -> int:
+    return levels([x, *((other,) if other is not None else ())])
+
+
 def _conv(reader: Reader, group: Group, x: View, other: View | None, grid: Grid | None) -> View:
     op = reader.table.of_node(group.node, reader.region)
     assert op is not None and x.grid is not None
@@ -80,7 +85,7 @@ def _conv(reader: Reader, group: Group, x: View, other: View | None, grid: Grid 
     shape = reader.shape(end)
     x = as_image(reader, with_height(x), pads)
     pad = reader.border(end) if grid is not None else None
-    full = image("f32" if grid is None else "u8", tall(shape), pad or (0, 0), grid, x.level + x.level % 2)
+    full = image("f32" if grid is None else "u8", tall(shape), pad or (0, 0), grid, _level(x, other))
     if other is not None:
         other = as_image(reader, with_height(other), (0, 0, 0, 0))
     geometry = Geometry(stride=stride, dilation=dilation, groups=groups, pads=pads)

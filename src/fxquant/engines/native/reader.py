@@ -287,7 +287,8 @@ class Reader:
         border: bool = True,
     ) -> None:
         """Add an op, and another that writes the border of its output."""
-        level = max(levels(reads), out.level)
+        level = out.level
+        assert levels(reads) <= level and level % 2 == 0, "the output is on a level before its operands"
         buffers = tuple(view.buffer for view in reads)
         for buffer in (*buffers, out.buffer):
             buffer.levels.add(level)

@@ -29,7 +29,7 @@ from fxquant.engines.native.scan import Scans
 from fxquant.engines.native.settings import Native
 from fxquant.engines.native.shapes import Unread, is_channels_last
 from fxquant.engines.unsigned import move_up
-from fxquant.engines.watch import Watch, has_hooks, watch
+from fxquant.engines.watch import Watch, watch
 from fxquant.errors import FxQuantError, InputError
 from fxquant.passes.fill_grids import filled_graph
 
@@ -89,6 +89,8 @@ class NativeRunner:
     def __call__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.failed:
             return self.lowered(region, args, kwargs)
+        if self.lowered.hooks.listen(region):
+            return self._pass_on(region, args, kwargs, "with hooks")
         if not compat.plain_mode():
             return self._pass_on(region, args, kwargs, "under autocast, tracing or a mode of torch")
         if not self.placeholders:
@@ -100,8 +102,6 @@ class NativeRunner:
         if inputs is None or key is None:
             return self._pass_on(region, args, kwargs, "for arguments without a batch of tensors on the CPU")
         if self.watch is None or not self.watch.holds():
-            if has_hooks(region):
-                return self._pass_on(region, args, kwargs, "with hooks")
             with self._lock:
                 self.programs.clear()
                 self.refused.clear()
