@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -175,7 +175,17 @@ def _as_run(model: nn.Module) -> Iterator[tuple[str, Region]]:
         else:
             reference = reference_of(region, "explain")
             assert isinstance(reference, Region)
+            _say_outside(reference, getattr(region._region.runner, "outside", {}))
             yield path, reference
+
+
+def _say_outside(region: Region, reasons: Mapping[str, str]) -> None:
+    """Where native code is left for an op that it has no kernel for, the Decision says so."""
+    for node in region.graph.nodes:
+        decision = decision_of(node)
+        if decision is not None and node.name in reasons:
+            reason = f"{decision.reason}; outside of native code: {reasons[node.name]}"
+            node.meta["decision"] = replace(decision, reason=reason)
 
 
 def _rows(path: str, region: Region) -> Iterator[Row]:

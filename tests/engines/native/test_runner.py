@@ -315,3 +315,4 @@ def test_python_between_kernels(batch: int) -> None:
     assert close(reference(x), native(x))
     (made,) = runner_of(native).programs.values()
     assert made.levels == [0, 2] and any("interpolate" in name for name in runner_of(native).outside)
+    assert [row.kind for row in fq.explain(native) if "outside of native code" in row.reason] == ["interpolate"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +28,8 @@ from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape
 from fxquant.engines.native.threads import workers
 from fxquant.engines.native.vector import Kernel
+
+log = logging.getLogger("fxquant")
 
 Bytes = NDArray[np.uint8]
 _WORTH_THREADS = 10_000_000  # products, below which waking threads takes longer than the work
@@ -74,7 +78,10 @@ class Libraries:
         if name not in self._known:
             code = self.cache.load(name)
             if code is None:
+                start = time.perf_counter()
                 code = object_code(text, machine)
+                if (spent := time.perf_counter() - start) > 1:
+                    log.info("native code for %d functions was compiled in %.1f s", len(functions), spent)
                 self.cache.store(name, code)
             self._known[name] = Library(code, machine)
         return self._known[name]
