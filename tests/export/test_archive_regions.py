@@ -244,3 +244,33 @@ def test_custom_modules_are_put_into_the_float_model(tmp_path: Path) -> None:
         fq.load(path, model)
     model[1] = QuantizedDoubler()
     assert torch.equal(fq.load(path, model)(x), quantized(x))
+
+
+class Reparameterized(nn.Module):
+    """Branches that a trained model does not call any more."""
+
+    def __init__(self, branching: bool) -> None:
+        super().__init__()
+        self.branching, self.trained = branching, True
+        self.conv, self.scale = nn.Conv2d(4, 4, 3), nn.Parameter(torch.ones(4, 1, 1))
+        self.idle = nn.Sequential(nn.Conv2d(4, 64, 3), nn.Conv2d(64, 64, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x) * self.scale
+        if self.branching and y.sum() > 1e9:
+            y = -y
+        return y if self.trained else self.idle(y)
+
+
+@pytest.mark.parametrize("branching", [False, True])
+def test_modules_that_are_never_called_take_no_floats_in_the_file(branching: bool, tmp_path: Path) -> None:
+    model, x = Reparameterized(branching).eval(), torch.randn(1, 4, 8, 8)
+    quantized = fq.quantize(model, [x])
+    loaded = fq.load(path := fq.save(quantized, tmp_path / "model"), model)
+    assert torch.equal(loaded(x), quantized(x))
+    floats = sum(p.numel() * p.element_size() for p in model.parameters())
+    assert path.stat().st_size < 0.4 * floats + 16000  # the header
+    notes = {left.path: left.reason for left in fq.explain(quantized).left if left.path.startswith("idle")}
+    assert len(notes) == 2
+    assert all("never called" in why or "not reached" in why for why in notes.values())
+    assert fq.explain(quantized).int8_share == 1.0

@@ -32,6 +32,7 @@ class Rows:
         self.rows: dict[str, Row] = {}
         self.aliases: dict[str, str] = {}
         self.read: dict[str, Tensor] = {}  # what the graphs read, by name
+        self.unrun: set[str] = set()  # modules that stand in a graph's tree, but that neither it nor code runs
         self._seen: dict[nn.Module, str] = {}
         self._code = code_functions(model)
         self._visit(model, "", called=False)
@@ -88,6 +89,8 @@ class Rows:
                     row = stock_row(child)
                 if row is not None:
                     self.rows[at] = row
+                elif not in_code:
+                    self.unrun.add(at)
                 self._visit_inside(child, at, called, in_code)
 
 
@@ -102,7 +105,8 @@ def children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def stored_tensors(model: nn.Module, rows: Rows) -> Iterator[tuple[str, Tensor, str]]:
     """Name, tensor, and kind: "parameter", "buffer" or "unsaved" (a buffer that is in no state_dict).
 
-    Buffers of that last kind are stored if a graph needs them; code that runs as written makes its own.
+    Buffers of that last kind are stored if a graph needs them; code that runs as written makes its own. Of modules
+    that nothing runs, only what graphs read is stored.
     """
     found: set[str] = set()
     seen: set[nn.Module] = set()
@@ -115,8 +119,9 @@ def stored_tensors(model: nn.Module, rows: Rows) -> Iterator[tuple[str, Tensor, 
         for table, kind in ((module._parameters, "parameter"), (module._buffers, "buffer")):
             for own, tensor in table.items():
                 kept = own not in module._non_persistent_buffers_set
-                if tensor is not None and (kept or built):
-                    found.add(name := join_path(path, own))
+                name = join_path(path, own)
+                if tensor is not None and (kept or built) and (path not in rows.unrun or name in rows.read):
+                    found.add(name)
                     yield name, tensor, kind if kept else "unsaved"
         for step, child in children(module):
             yield from walk(child, join_path(path, step))

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console, Group
 from rich.table import Table
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from fxquant.capture.hints import hint
+from fxquant.core.encode import decode_graph
 from fxquant.core.graph import Region, engine_of, regions, user_class
 from fxquant.core.nodes import TensorInfo, full_path
 from fxquant.core.ops import OPS
@@ -145,7 +146,11 @@ def explain(model: nn.Module) -> Explanation:
         opaque.update(_opaque(path, region))
     return Explanation(
         rows=tuple(row for path, region in found for row in _rows(path, region)),
-        left=(*known, *(left for path, region in found for left in _left_calls(path, region, known))),
+        left=(
+            *known,
+            *(left for path, region in found for left in _left_calls(path, region, known)),
+            *(left for path, region in found if not path for left in _idle(region)),
+        ),
         opaque=tuple(sorted(opaque.items())),
         regions=tuple(path for path, _ in found),
         boundaries=sum(_boundaries(region) for path, region in found if path),
@@ -253,6 +258,20 @@ def _left_calls(path: str, region: Region, known: tuple[Left, ...]) -> Iterator[
             where=str(call.meta.get("where", "")),
             hint=f"Call the module itself, or let {function} be traced: it is wrapped.",
         )
+
+
+def _idle(region: Region) -> Iterator[Left]:
+    """Modules with weights that the graph of a whole model does not call."""
+    if any(node.op == "get_attr" and node.target == "_self" for node in region.graph.nodes):
+        return  # code of the model's own runs, and may
+    graph = decode_graph(region._region.reference) if region._region.reference is not None else region.graph
+    used = {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
+    for at, module in region.named_modules():
+        op = OPS.of(type(module))
+        weighted = op is not None and op.has_weight and isinstance(module._parameters.get("weight"), Tensor)
+        if weighted and not any(is_within(path, at) or is_within(at, path) for path in used):
+            why = "never called: its weights are left out of files"
+            yield Left(path=at, module=user_class(module).__name__, reason=why, reached=False)
 
 
 def _boundaries(region: Region) -> int:
