@@ -95,7 +95,8 @@ def profile(model: nn.Module, *args: Any, rounds: int = 50, example_kwargs: Mapp
         raise StageError("profile needs a model on the native engine: convert_fx(..., engine='native').")
     calls: list[tuple[Program, list[Any]]] = []
     with torch.no_grad():
-        model(*args, **(example_kwargs or {}))  # makes the code, if there is none for these sizes
+        for _ in range(2):  # makes the code, if there is none for these sizes
+            model(*args, **(example_kwargs or {}))
         for runner in found:
             runner.listener = lambda program, inputs: calls.append((program, inputs)) if program is not None else None
         try:

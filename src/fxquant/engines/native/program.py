@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from fxquant.engines.native.vector import Kernel
 log = logging.getLogger("fxquant")
 
 Bytes = NDArray[np.uint8]
+_MOST_LIBRARIES = 8
 _WORTH_THREADS = 10_000_000  # products, below which waking threads takes longer than the work
 PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 4, ctypes.c_void_p)
 
@@ -65,11 +67,11 @@ def make_functions(plan: Plan, machine: Machine) -> list[Function]:
 
 
 class Libraries:
-    """Compiled code: what has the same text is compiled once."""
+    """Compiled code: what has the same text as one of the last is not compiled again."""
 
     def __init__(self, cache: Cache | None = None) -> None:
         self.cache = cache or Cache(None)
-        self._known: dict[str, Library] = {}
+        self._known: OrderedDict[str, Library] = OrderedDict()
 
     def load(self, functions: Sequence[Function], machine: Machine) -> Library:
         """The functions, compiled or from the cache."""
@@ -84,6 +86,8 @@ class Libraries:
                     log.info("native code for %d functions was compiled in %.1f s", len(functions), spent)
                 self.cache.store(name, code)
             self._known[name] = Library(code, machine)
+            if len(self._known) > _MOST_LIBRARIES:  # programs have theirs as long as they are there
+                self._known.popitem(last=False)
         return self._known[name]
 
 

@@ -1,11 +1,13 @@
 """Runs a region in machine code; calls that it does not take run on oneDNN, by the lowered graph.
 
-Code is made at the first call with inputs of a size, and belongs to this process. A region whose tensors or modes
-change gets new code, with hooks or under a mode of torch the lowered graph runs.
+Code is made for the inputs of the first call, and for those of other sizes when they come again; it belongs to this
+process. A region whose tensors or modes change gets new code; with hooks or under a mode of torch the lowered graph
+runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -38,6 +40,7 @@ log = logging.getLogger("fxquant")
 Key = tuple[Any, ...]
 Listener = Callable[[Program | None, list[Any]], None]  # gets the calls; see report/profile.py
 MOST_PROGRAMS = 8
+_MOST_SEEN = 64
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -63,6 +66,7 @@ class NativeRunner:
         self.placeholders: list[fx.Node] = []
         self.programs: OrderedDict[Key, Program] = OrderedDict()
         self.refused: dict[Key, str] = {}
+        self.seen: set[Key] = set()
         cache = self.settings.cache
         self.libraries = Libraries(Cache(None if cache is None else Path(cache)))
         self.told: set[str] = set()
@@ -107,6 +111,9 @@ class NativeRunner:
                 self.refused.clear()
                 self.watch = watch(region)
         program = self.programs.get(key)
+        if program is not None and len(self.programs) == MOST_PROGRAMS:
+            with contextlib.suppress(KeyError):  # another thread may have dropped it
+                self.programs.move_to_end(key)
         if self.listener is not None:
             self.listener(program, inputs)
         if program is None:
@@ -120,7 +127,11 @@ class NativeRunner:
                 return self._pass_on(region, args, kwargs, "for inputs of some sizes", self.refused[key])
             graph = plain_graph(region)
             try:
-                expected, nudged = (_interpret(region, graph, each) for each in (inputs, nudge(inputs)))
+                expected = _interpret(region, graph, inputs)
+                if self.programs and key not in self.seen:  # sizes that come once are not worth the time
+                    self._see(key)
+                    return expected
+                nudged = _interpret(region, graph, nudge(inputs))
             except (InputError, TypeError):  # inside a model, such calls run the user's code
                 return self.lowered(region, args, kwargs)
             try:
@@ -134,6 +145,12 @@ class NativeRunner:
                 return self.lowered(region, args, kwargs)
             self.keep(key, program)
             return found
+
+    def _see(self, key: Key) -> None:
+        if len(self.seen) >= _MOST_SEEN:
+            self.seen.clear()
+            self.refused.clear()
+        self.seen.add(key)
 
     def make(self, region: Region, graph: fx.Graph, inputs: Sequence[Any]) -> Program:
         """A program for inputs of these sizes."""
