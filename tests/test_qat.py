@@ -237,9 +237,10 @@ def test_wrong_order_is_said() -> None:
     with pytest.raises(StageError, match=r"call model\.train\(\) first"):
         fq.prepare_qat_fx(entry.build(), mapping("ste"), entry.inputs())
     prepared = fq.prepare_qat_fx(entry.build().train(), mapping("ste"), entry.inputs())
-    for call in (fq.convert_fx, fq.freeze):
-        with pytest.raises(StageError, match=r"not trained: none of its \d+ quantizers saw data"):
-            call(prepared)
+    with pytest.raises(StageError, match=r"not trained: none of its \d+ quantizers saw data"):
+        fq.freeze(prepared)
+    with pytest.raises(StageError, match="converted without calibration, and waits for"):
+        fq.convert_fx(prepared)(*entry.inputs())
     with pytest.raises(StageError, match="already prepared"):
         fq.prepare_qat_fx(prepared, mapping("ste"), entry.inputs())
     with pytest.raises(ConfigError, match="for training"):

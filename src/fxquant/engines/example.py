@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ from fxquant.capture.guards import check_fixed, pack, take_item, unpack
 from fxquant.core.compat import decomposed
 from fxquant.core.graph import Region
 from fxquant.core.nodes import TensorInfo
+from fxquant.core.paths import get_attr
 from fxquant.errors import ConfigError
 
 _UNKNOWN = object()
@@ -29,7 +31,7 @@ def example_of(model: nn.Module) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for node in model.graph.nodes:
         if node.op == "placeholder":
-            value = _argument(node, random, model._region.method)
+            value = _argument(node, random, model)
             if value is not _UNKNOWN:
                 made[str(node.target)] = value
             elif not node.args:  # it has no default
@@ -37,13 +39,13 @@ def example_of(model: nn.Module) -> dict[str, Any]:
     return made
 
 
-def _argument(placeholder: fx.Node, random: torch.Generator, method: str) -> Any:
+def _argument(placeholder: fx.Node, random: torch.Generator, model: Region) -> Any:
     info = placeholder.meta.get("tensor")
-    if method == "leaf" and isinstance(info, TensorInfo) and not info.shape:
+    if model._region.method == "leaf" and isinstance(info, TensorInfo) and not info.shape:
         return _UNKNOWN  # see capture/leaf.py: it was never called
-    drawn = _drawn(info, _range_of(placeholder), random)
+    drawn = _drawn(info, _range_of(placeholder, model), random)
     taken: dict[Any, Any] = {
-        user.args[1]: _argument(user, random, method) for user in placeholder.users if user.target is take_item
+        user.args[1]: _argument(user, random, model) for user in placeholder.users if user.target is take_item
     }
     if taken and _UNKNOWN not in taken.values():  # of a dict or a list, what the graph reads
         return [taken[key] for key in sorted(taken)] if all(isinstance(key, int) for key in taken) else taken
@@ -66,10 +68,17 @@ def _drawn(info: Any, limits: tuple[float, float], random: torch.Generator) -> A
     return x.random_(generator=random) if info.dtype in _DRAWN else x
 
 
-def _range_of(placeholder: fx.Node) -> tuple[float, float]:
+def _range_of(placeholder: fx.Node, model: Region) -> tuple[float, float]:
     """What an input's grid spans, or else from -1 to 1."""
     for user in placeholder.users:
         if user.target is decomposed.quantize_per_tensor.default:
-            scale, zero, low, high = cast("tuple[float, int, int, int]", user.args[1:5])
-            return (low - zero) * scale, (high - zero) * scale
+            scale, zero = (_number(model, value) for value in user.args[1:3])
+            low, high = cast("tuple[int, int]", user.args[3:5])
+            if math.isfinite(scale) and scale > 0:  # it may have none, or wait for its state_dict
+                return (low - zero) * scale, (high - zero) * scale
     return -1.0, 1.0
+
+
+def _number(model: Region, value: object) -> float:
+    """A number of a grid, or what the graph reads it from."""
+    return float(get_attr(model, str(value.target)) if isinstance(value, fx.Node) else cast("float", value))

@@ -98,8 +98,3 @@ def called_modules(region: Region) -> list[nn.Module]:
             inside = called_modules(module) if isinstance(module, Region) else module.modules()
             found += [part for part in inside if not isinstance(part, Kernel)]
     return found
-
-
-def has_hooks(region: Region) -> bool:
-    """Whether a call of the region would run a hook."""
-    return any(module._forward_hooks or module._forward_pre_hooks for module in called_modules(region))

@@ -102,7 +102,7 @@ class QuantizedWeight(Counted):
         # one view as long as there is the tensor: some caches go by the id of what they are given
         views = self.__dict__.setdefault("_views", {})
         kept, view = views.get(name, (None, None))
-        if kept is not value or view._owner is not self:
+        if kept is not value or view._owner is not self or view.data_ptr() != value.data_ptr():  # tensor.data = ...
             view = readable(value, self, name)
             views[name] = value, view
         return view

@@ -21,13 +21,14 @@ from torch import Tensor, fx
 from fxquant.core import compat
 from fxquant.core.graph import Region
 from fxquant.engines.agreement import compare, nudge
+from fxquant.engines.hooks import Hooks
 from fxquant.engines.match import weight_holder
 from fxquant.engines.native.compiler import Library, module_text, object_code
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.program import aligned
 from fxquant.engines.native.recurrent import Cell, emit, pack
 from fxquant.engines.native.shapes import Unread
-from fxquant.engines.watch import Watch, has_hooks, watch
+from fxquant.engines.watch import Watch, watch
 from fxquant.errors import FxQuantError
 from fxquant.modules.cells import gru_gates, lstm_gates, rnn_gates
 from fxquant.passes.fill_grids import filled_graph
@@ -158,15 +159,14 @@ class Scans:
         self.scan: Scan | None = None
         self.refused = ""  # why there is none
         self.watch: Watch | None = None
+        self.hooks = Hooks()
 
     def __call__(self, region: Region, x: Tensor, state: tuple[Tensor, ...], backwards: bool) -> Any:
         """(outputs, final state), or None if the steps have to be run one by one."""
         usual = all(type(each) is Tensor and each.dtype == torch.float32 and each.is_cpu for each in (x, *state))
-        if not usual or not x.numel() or not compat.plain_mode():
+        if not usual or not x.numel() or not compat.plain_mode() or self.hooks.listen(region):
             return None
         if self.watch is None or not self.watch.holds():
-            if has_hooks(region):
-                return None
             self._make(region, x, state)
         return None if self.scan is None or not self._takes(x, state) else self.scan(x, state, backwards)
 
