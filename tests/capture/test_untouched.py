@@ -275,3 +275,29 @@ def test_over_the_zoo(name: str, method: str) -> None:
     assert state_of(model) == before
     with torch.no_grad():
         torch.testing.assert_close(model(*args, **kwargs), expected, rtol=0, atol=0)
+
+
+class Makers(collections.OrderedDict):  # type: ignore[type-arg]
+    """As transformers keeps its activations: what is read is made of what is held."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key)(1)
+
+
+MAKERS = Makers(relu=lambda _: F.relu, none=lambda: None)
+
+
+class Made(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.makers = nn.Linear(4, 4), MAKERS
+
+    def forward(self, x: Tensor) -> Tensor:
+        return MAKERS["relu"](self.linear(x))
+
+
+def test_a_dict_is_read_past_the_methods_of_its_class() -> None:
+    held = list(dict.values(MAKERS))
+    prepared = fq.prepare_fx(Made().eval(), MAPPING, (torch.randn(2, 4),))
+    assert fq.explain(prepared).int8_share == 1.0
+    assert list(dict.values(MAKERS)) == held

@@ -153,9 +153,9 @@ def test_every_spelling_is_quantized(row: Op, method: str) -> None:
         prepared = fq.prepare_fx(model, EVERYTHING, (inputs,), target=ALL, method=method)
         observed = prepared(inputs)
         quantized = fq.convert_fx(prepared, engine="reference")(inputs)
-    wrong = []
+    wrong, decided = [], decide(prepared)
     for index, case in enumerate(cases):
-        found = problems(case, row.kind, method, decisions(decide(prepared), index))
+        found = problems(case, row.kind, method, decisions(decided, index))
         if not torch.allclose(observed[index], floats[index], rtol=1e-4, atol=1e-5):
             found.append("prepared gives other outputs")
         if not (sqnr := sqnr_db(floats[index], quantized[index])) > LOWEST_SQNR:

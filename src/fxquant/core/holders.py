@@ -35,8 +35,15 @@ def _is(a: Any, b: Any) -> bool:
     return a is b
 
 
+def _read_table(table: dict[Any, Any]) -> dict[Any, Any]:
+    """What a dict holds, past the methods of its own class: those may make something up, or fail."""
+    keys = collections.OrderedDict.keys(table) if isinstance(table, collections.OrderedDict) else dict.keys(table)
+    return {key: dict.__getitem__(table, key) for key in keys}
+
+
 def _same_table(table: dict[Any, Any], state: dict[Any, Any]) -> bool:
-    return _same_items(table, state) and _same_items(table.values(), state.values())
+    held = table if type(table) is dict else _read_table(table)
+    return _same_items(held, state) and _same_items(held.values(), state.values())
 
 
 def _put_table(table: dict[Any, Any], state: dict[Any, Any]) -> None:
@@ -119,7 +126,7 @@ def _put_array(value: Any, state: Any) -> None:
         value[...] = state
 
 
-TABLE = Kind(dict, _same_table, _put_table, lambda state: (*state, *state.values()))
+TABLE = Kind(_read_table, _same_table, _put_table, lambda state: (*state, *state.values()))
 MODULE = Kind(dict, _same_table, _put_module)
 LIST = Kind(list, _same_items, _put_list, lambda state: state)
 SET = Kind(set, lambda a, b: a == b, _put_set, lambda state: state)
