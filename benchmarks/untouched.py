@@ -58,13 +58,13 @@ def differences(name: str, methods: tuple[str, ...]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"of architectures; the first {COUNT} of each library in turn if none")
+    parser.add_argument("names", nargs="*", help=f"of architectures; {COUNT} of all libraries if none")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     options = parser.parse_args()
     every = list(entries())
-    step = max(1, len(every) // COUNT)
+    spread = [every[i * len(every) // COUNT] for i in range(COUNT)]
     wrong = 0
-    for name in options.names or every[::step][:COUNT]:
+    for name in options.names or spread:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = differences(name, tuple(options.methods))
