@@ -229,6 +229,31 @@ def test_large_and_odd_attributes_stay_what_they_are(tmp_path: Any) -> None:
     assert quantized.settings == model.settings and quantized.settings is not model.settings
 
 
+class Makes(collections.OrderedDict[str, Any]):
+    """Items that are made anew for each reader, as transformers has its activations."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key)()
+
+
+class Loud(list[Any]):
+    def __iter__(self) -> Any:
+        raise RuntimeError("not to be read")
+
+
+def test_containers_that_say_something_else_about_their_items() -> None:
+    model = build()
+    model.makes, model.loud = Makes(a=lambda: 1 / 0), Loud([1])
+    before = Snapshot(model)
+    model.makes["b"] = print
+    model.loud.append(2)
+    assert {"makes", "loud"} <= {*before.changed()[""]}
+    before.restore()
+    assert [*model.makes] == ["a"] and len(model.loud) == 1
+    x = torch.randn(2, 3, 8, 8)
+    fq.quantize(model, [x], example_inputs=(x,), method="piecewise")(x)
+
+
 def test_a_snapshot_tells_what_changed() -> None:
     model = build()
     before = Snapshot(model)

@@ -68,9 +68,13 @@ def _put_set(value: set[Any], state: set[Any]) -> None:
     set.update(value, state)
 
 
-def _put_deque(value: collections.deque[Any], state: collections.deque[Any]) -> None:
-    value.clear()
-    value.extend(state)
+def _deque(value: collections.deque[Any]) -> list[Any]:
+    return list(collections.deque.__iter__(value))
+
+
+def _put_deque(value: collections.deque[Any], state: list[Any]) -> None:
+    collections.deque.clear(value)
+    collections.deque.extend(value, state)
 
 
 def _read_cell(cell: types.CellType) -> tuple[Any, ...]:
@@ -128,9 +132,9 @@ def _put_array(value: Any, state: Any) -> None:
 
 TABLE = Kind(_read_table, _same_table, _put_table, lambda state: (*state, *state.values()))
 MODULE = Kind(dict, _same_table, _put_module)
-LIST = Kind(list, _same_items, _put_list, lambda state: state)
-SET = Kind(set, lambda a, b: a == b, _put_set, lambda state: state)
-DEQUE = Kind(collections.deque.copy, _same_items, _put_deque, lambda state: state)
+LIST = Kind(list.copy, lambda a, b: _same_items(list.copy(a), b), _put_list, lambda state: state)
+SET = Kind(set.copy, lambda a, b: set.copy(a) == b, _put_set, lambda state: state)
+DEQUE = Kind(_deque, lambda a, b: _same_items(_deque(a), b), _put_deque, lambda state: state)
 CELL = Kind(_read_cell, lambda cell, state: _same_items(_read_cell(cell), state), _put_cell, lambda state: state)
 SLOTS = Kind(_read_slots, lambda a, b: _same_table(_read_slots(a), b), _put_slots, lambda state: state.values())
 TENSOR = Kind(lambda t: t.detach().clone(), torch.equal, _put_tensor)
