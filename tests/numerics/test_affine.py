@@ -101,7 +101,7 @@ def test_rounding_of_ties_and_of_the_largest_number_below_a_half():
         pytest.param({"scale": "pow2", "symmetric": False}, -2.0, 253.5, 2.0, -127, id="pow2-asym"),
         pytest.param({}, 0.0, 0.0, 1.0, 0, id="empty-range"),
         pytest.param({"symmetric": False, "scale": "pow2"}, 0.0, 0.0, 1.0, -128, id="empty-range-asym-pow2"),
-        pytest.param({}, -1e-40, 1e-40, 2.0**-60, 0, id="denormal-range"),
+        pytest.param({}, -1e-40, 1e-40, 2.0**-120, 0, id="denormal-range"),
     ],
 )
 def test_qparams_by_hand(changes, low, high, scale, zero_point):

@@ -26,7 +26,6 @@ _QUANTIZED: dict[torch.dtype, Any] = {
 }
 _FEW = 4  # channels of a picture
 _COPIED = 2**22  # bytes that are copied rather than shared in a run that is replayed (tape.py)
-_SMALLEST = torch.finfo(torch.float32).eps  # of a scale found at run time
 
 
 def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -165,31 +164,31 @@ def mean(q: Tensor, scale: float, zero_point: int, dim: Any, keepdim: bool) -> T
     return (q.mean(dim, keepdim, dtype=torch.float32) - zero_point) * scale
 
 
-def quantize_dynamic(x: Tensor, symmetric: bool) -> tuple[Tensor, Any, Any]:
+def quantize_dynamic(x: Tensor, symmetric: bool, smallest: float) -> tuple[Tensor, Any, Any]:
     """(integers, scale, zero point) on the grid of the tensor's own range: uint8, zero in the middle if symmetric.
 
-    In a run that is written down, the grid is made of tensors.
+    The scale is not below `smallest`. In a run that is written down, the grid is made of tensors.
     """
     if recording() is not None or compat.is_traced():
-        return _quantize_dynamic(x, symmetric)
+        return _quantize_dynamic(x, symmetric, smallest)
     low, high = (float(value) for value in torch.aminmax(x))
     low, high = min(low, 0.0), max(high, 0.0)
     if symmetric:
-        scale, zero = max(max(-low, high) / 127.5, _SMALLEST), 128
+        scale, zero = max(max(-low, high) / 127.5, smallest), 128
     else:
-        scale = max((high - low) / 255.0, _SMALLEST)
+        scale = max((high - low) / 255.0, smallest)
         zero = min(max(-round(low / scale), 0), 255)
     return quantize(x.float(), scale, zero, 0, 255, torch.uint8), scale, zero
 
 
-def _quantize_dynamic(x: Tensor, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _quantize_dynamic(x: Tensor, symmetric: bool, smallest: float) -> tuple[Tensor, Tensor, Tensor]:
     """The same arithmetic, without a look at the values."""
     low, high = (value.double() for value in torch.aminmax(x))
     low, high = low.clamp(max=0), high.clamp(min=0)
     if symmetric:
-        scale = (torch.maximum(-low, high) / 127.5).clamp(min=_SMALLEST)
+        scale = (torch.maximum(-low, high) / 127.5).clamp(min=smallest)
         zero = torch.full((), 128, dtype=torch.int64)
     else:
-        scale = ((high - low) / 255.0).clamp(min=_SMALLEST)
+        scale = ((high - low) / 255.0).clamp(min=smallest)
         zero = (-torch.round(low / scale)).clamp(0, 255).long()
     return quantize(x.float(), scale, zero, 0, 255, torch.uint8), scale, zero

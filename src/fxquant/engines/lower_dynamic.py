@@ -38,7 +38,7 @@ def lower_dynamic(region: Region) -> Region:
 def _rewrite(graph: fx.Graph, choose: fx.Node, source: fx.Node) -> None:
     symmetric = choose.target is compat.CHOOSE_QPARAMS_SYMMETRIC
     with graph.inserting_before(choose):
-        parts = mark(graph.call_function(kernels.quantize_dynamic, (source, symmetric)), Layout.EACH, 0)
+        parts = mark(graph.call_function(kernels.quantize_dynamic, (source, symmetric, choose.args[3])), Layout.EACH, 0)
         q, scale, zero = (graph.call_function(operator.getitem, (parts, index)) for index in range(3))
     for old in list(choose.users):
         new = scale if old.args[1] == 0 else zero

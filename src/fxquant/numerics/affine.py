@@ -21,8 +21,8 @@ from torch import Tensor
 from fxquant.core.spec import Rounding, Spec
 from fxquant.errors import ConfigError
 
-# The product of two scales (an int8 conv's accumulator) must still be a normal float32, so neither goes below 2^-60.
-MIN_SCALE = 2.0**-60
+# 1 / scale must be a finite float32. Where the product of two scales is less than float32 holds, so is the result.
+MIN_SCALE = 2.0**-120
 # Half of the largest float32: high - low of two such values is still finite.
 MAX_MAGNITUDE = torch.finfo(torch.float32).max / 2
 

@@ -22,12 +22,11 @@ from fxquant.core.graph import Region
 from fxquant.core.nodes import tensor_info
 from fxquant.core.ops import OPS, OpTable
 from fxquant.core.paths import set_submodule
+from fxquant.numerics.affine import MIN_SCALE
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.grid import MASK, NO_DATA, OFF, Grid
 from fxquant.passes.convert_weights import Tied, convert_weights
 from fxquant.passes.halve_weights import halve_weights
-
-_DYNAMIC_EPS = torch.finfo(torch.float32).eps
 
 
 def convert(region: Region, ops: OpTable = OPS, tied: Tied | None = None, waiting: bool = False) -> Region:
@@ -115,7 +114,7 @@ def _emit(graph: fx.Graph, source: fx.Node, quantizer: FakeQuant, path: str, dty
     if spec.dynamic:
         choose = compat.CHOOSE_QPARAMS_SYMMETRIC if spec.symmetric else compat.CHOOSE_QPARAMS
         both = call(
-            choose, (source, spec.quant_min, spec.quant_max, max(_DYNAMIC_EPS, spec.min_scale), spec.dtype), "qparams"
+            choose, (source, spec.quant_min, spec.quant_max, max(MIN_SCALE, spec.min_scale), spec.dtype), "qparams"
         )
         scale, zero = call(operator.getitem, (both, 0), "scale"), call(operator.getitem, (both, 1), "zero_point")
         q = call(compat.QUANTIZE_TENSOR, (source, scale, zero, *ends), "q")
