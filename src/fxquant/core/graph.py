@@ -18,9 +18,10 @@ import copy
 import inspect
 import logging
 import types
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -28,6 +29,7 @@ from torch import fx, nn
 from fxquant.core import compat
 from fxquant.core.encode import decode_graph, encode_graph
 from fxquant.core.loading import adapt_state
+from fxquant.core.moved import cast, own_dtype, split_move
 from fxquant.core.own import own_objects
 from fxquant.core.paths import class_name, find_module, join_path
 from fxquant.errors import FirstCallError, FxQuantError, InputError, StageError
@@ -63,6 +65,7 @@ class RegionState:
     flat: str = ""  # the child whose tensors count as the region's own: a stock module that is a region by itself
     order: int = 0  # ops of the same kind before it in the module around it, for such a child
     warned: bool = False  # that a call ran in float
+    outside: torch.dtype | None = None  # what floats are outside of it, if not what they are inside; see core/moved.py
     boundary: Any = None  # core.boundary.Boundary: inputs and outputs that are integers
     shift: tuple[int, int] | None = None  # of the target, see core.target.Target
     source: str = ""  # the file that it came from, until a call went well
@@ -135,6 +138,14 @@ class Region(fx.GraphModule):
         """
         if self._region.source:
             return self._first_call(args, kwargs)
+        outside = self._region.outside
+        if outside is not None:
+            own = own_dtype(self.graph)
+            args, kwargs = cast((args, kwargs), outside, own)
+            return cast(self._call_as_converted(args, kwargs), own, outside)
+        return self._call_as_converted(args, kwargs)
+
+    def _call_as_converted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._region.filled is not None:
             self._region.filled.ready(self)
         if self._region.boundary is not None:
@@ -199,6 +210,14 @@ class Region(fx.GraphModule):
             self._region.warned = True
             log.warning("module %r runs in float when called like this: %s", self._region.path, error)
         return result
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if self._region.stage == "converted":
+            own = own_dtype(self.graph)
+            fn, dtype = split_move(fn, own)
+            if dtype is not None:
+                self._region.outside = None if dtype == own else dtype
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def __prepare_scriptable__(self) -> Any:
         """torch.jit.script reads source, and a converted model has kernels in place of it."""
@@ -355,7 +374,7 @@ def clone_tree(module: nn.Module, *, share_tensors: bool = True, share_objects: 
 
 def _clone(module: nn.Module, memo: dict[int, Any], share_tensors: bool) -> nn.Module:
     if id(module) in memo:
-        return cast(nn.Module, memo[id(module)])
+        return typing.cast(nn.Module, memo[id(module)])
     if compat.is_scripted(module):
         memo[id(module)] = module
         return module
