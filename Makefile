@@ -17,7 +17,7 @@ help:
 	@echo "make test    run all tests"
 	@echo "make check   lint, formatting, strict types"
 	@echo "make format  apply formatting and safe lint fixes"
-	@echo "make fuzz    try forged files, all crafted ones and many mutations (about an hour)"
+	@echo "make fuzz    try forged files, all crafted ones and many mutations, and random lives of models (hours)"
 	@echo "make bench   install the benchmark packages and run benchmarks/"
 	@echo "make clean   remove .venv and caches"
 
@@ -49,6 +49,7 @@ format: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python -W ignore tests/forge/run.py --mutations 20000
+	$(BIN)/python -m pytest -n $(WORKERS) --hypothesis-profile=fuzz tests/test_state_machine.py
 
 $(BENCH): $(READY)
 	@echo "Installing the benchmark packages ..."

@@ -7,6 +7,7 @@ import torch
 from hypothesis import settings
 
 settings.register_profile("fxquant", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("fuzz", deadline=None, max_examples=8000)
 settings.load_profile("fxquant")
 
 

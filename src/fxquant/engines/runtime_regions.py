@@ -11,7 +11,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fxquant.capture.trace import run_forward
 from fxquant.core import compat
@@ -20,6 +22,7 @@ from fxquant.core.ops import OPS
 from fxquant.core.paths import is_within
 from fxquant.core.plan import WRAPPED
 from fxquant.core.verify import run_passes
+from fxquant.engines import layout
 from fxquant.engines.agreement import check_agreement
 from fxquant.engines.example import example_of
 from fxquant.engines.lower import WEIGHTED, lower
@@ -32,6 +35,7 @@ from fxquant.export.reference import reference_of
 _CHANGED = "while it is not as it was converted, or has hooks"
 log = logging.getLogger("fxquant")
 
+_MOST_LAYOUTS = 64
 _PRODUCTS = (*WEIGHTED, "matmul", "attention")
 
 
@@ -47,6 +51,7 @@ class RegionRunner:
         self.digest: int | None = None  # of the region that this is a copy for
         self.failed = ""  # why the runtime is not asked again
         self.told: set[str] = set()
+        self.layouts: dict[Any, list[tuple[int, ...]] | None] = {}  # of the results, by those of the inputs
 
     @property
     def engine(self) -> str:
@@ -56,6 +61,7 @@ class RegionRunner:
         """The region has other tensors: its runtime is made again from them."""
         self.lowered.renew()
         self.runtime, self.watch, self.failed = None, None, ""
+        self.layouts.clear()
 
     def _make(self, region: Region) -> None:
         self.watch = watch(region)
@@ -81,7 +87,7 @@ class RegionRunner:
             tensors = self.runtime.signature.flatten(args, kwargs)
             reason = self.runtime.refuses(tensors)
             if reason is None:
-                return self.runtime.run(tensors)
+                return self._as_in_python(region, args, kwargs, tensors, self.runtime.run(tensors))
         except ConfigError as error:
             return self._pass_on("with other arguments than in the example", region, args, kwargs, str(error))
         except FxQuantError as error:
@@ -90,6 +96,26 @@ class RegionRunner:
             self._tell(region, "from now on", self.failed)
             return result
         return self._pass_on("for other inputs than the example's", region, args, kwargs, reason)
+
+    def _as_in_python(
+        self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], result: Any
+    ) -> Any:
+        """The result in the layouts that Python gives it. Runtimes know one; others are seen once for each size."""
+        key = tuple((tensor.shape, tensor.stride()) for tensor in tensors)
+        if key not in self.layouts:
+            if len(self.layouts) >= _MOST_LAYOUTS:
+                self.layouts.clear()
+            with torch.no_grad():
+                expected = pytree.tree_leaves(region.run_graph(args, kwargs))
+            pairs = list(zip(expected, pytree.tree_leaves(result), strict=True))
+            differ = any(isinstance(a, Tensor) and a.stride() != b.stride() for a, b in pairs)
+            self.layouts[key] = [a.stride() if isinstance(a, Tensor) else () for a, _ in pairs] if differ else None
+        strides = self.layouts[key]
+        if strides is None:
+            return result
+        leaves, spec = pytree.tree_flatten(result)
+        laid = [layout.restored(x, at) if isinstance(x, Tensor) else x for x, at in zip(leaves, strides, strict=True)]
+        return pytree.tree_unflatten(laid, spec)
 
     def _pass_on(self, when: str, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
         if when not in self.told:
