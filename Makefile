@@ -7,13 +7,15 @@ BIN      := $(VENV)/bin
 PIP      := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 READY    := $(VENV)/.ready
 BENCH    := $(VENV)/.bench
+DEMO     := $(VENV)/.demo
 WORKERS  ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format fuzz bench clean
+.PHONY: help demo docs test check format fuzz bench clean
 
 help:
-	@echo "make demo    train, quantize and compare a small conv net"
+	@echo "make demo    quantize a picture classifier, compare, write build/demo/report.html"
+	@echo "make docs    build the site into build/site, strictly"
 	@echo "make test    run all tests"
 	@echo "make check   lint, formatting, strict types"
 	@echo "make format  apply formatting and safe lint fixes"
@@ -32,8 +34,17 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/python
 .PHONY: $(VENV)
 $(VENV): $(READY)
 
-demo: $(READY)
-	$(BIN)/fxquant demo
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV) (minutes the first time) ..."
+	@$(PIP) -e '.[demo,native]'
+	@touch $@
+
+demo: $(DEMO)
+	$(BIN)/fxquant demo --output build/demo
+
+docs: $(READY)
+	@$(PIP) -e '.[docs]'
+	$(BIN)/mkdocs build -q --strict
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS)
@@ -49,7 +60,7 @@ format: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python -W ignore tests/forge/run.py --mutations 20000
-	$(BIN)/python -m pytest -n $(WORKERS) --hypothesis-profile=fuzz tests/test_state_machine.py
+	$(BIN)/python -m pytest -n $(WORKERS) --hypothesis-profile=fuzz tests/test_state_machine.py tests/engines/native/test_fuzz.py
 
 $(BENCH): $(READY)
 	@echo "Installing the benchmark packages ..."

@@ -8,20 +8,31 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fxquant.arguments import check_calibrated, either
+from fxquant.algorithms import Algorithm
+from fxquant.algorithms.efforts import Effort, by_effort
+from fxquant.archive.archive import read_archive, write_archive
+from fxquant.arguments import check_calibrated, either, without
 from fxquant.capture import Method, Sizes
-from fxquant.capture.as_plain import as_plain
+from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.compare import evaluating
-from fxquant.core.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
-from fxquant.core.qconfig_mapping import QConfigMapping
-from fxquant.core.target import Target
-from fxquant.engines.choose import Engine, apply_engine, check_engine, fastest
+from fxquant.config.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
+from fxquant.config.qconfig_mapping import QConfigMapping
+from fxquant.config.target import Target
+from fxquant.engines.choose import AUTO, apply_engine, check_engine, fastest
+from fxquant.engines.engine import Engine
+from fxquant.engines.native.settings import Native
+from fxquant.engines.table import as_engine
 from fxquant.errors import ArchiveError, ConfigError, FxQuantError
-from fxquant.export.archive import read_archive, write_archive
 from fxquant.flows.calibrate import as_example, calibrate, peek
+from fxquant.flows.decide import decide
+from fxquant.precision.auto import Precision, assured, check_precision, keep_first
+from fxquant.precision.eaten import find_eaten, warn_eaten
 from fxquant.quantize_fx import convert_fx, convert_on_engines, prepare_fx
 from fxquant.targets import by_name
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
+from fxquant.tuning.watch_inputs import watch_inputs
+
+MODEL_FILE = "best_model.fq"  # in a directory that a search saved to
 
 
 def quantize(
@@ -30,6 +41,7 @@ def quantize(
     *,
     mode: Mode = "static",
     qconfig_mapping: Any = None,
+    ignore: Iterable[Any] = (),
     example_inputs: Any = None,
     example_kwargs: Mapping[str, Any] | None = None,
     concrete_args: Mapping[str, Any] | None = None,
@@ -37,8 +49,13 @@ def quantize(
     method: Method = "auto",
     sizes: Sizes = "example",
     num_batches: int | None = None,
+    progress: bool = False,
     strict: bool = True,
-    engine: Engine = "onednn",
+    algorithms: Iterable[Algorithm] | None = None,
+    precision: Precision = "auto",
+    budget: float | None = None,
+    effort: Effort = "balanced",
+    engine: Engine | Native | str | None = None,
     prepare_custom_config: PrepareCustomConfig | Mapping[str, Any] | None = None,
     convert_custom_config: ConvertCustomConfig | Mapping[str, Any] | None = None,
     prepare_custom_config_dict: Mapping[str, Any] | None = None,
@@ -48,9 +65,26 @@ def quantize(
 
     "static" needs calibration data: an iterable of batches (see `calibrate`). "dynamic" finds activation ranges at run
     time and "weight_only" stores int8 weights; both need only `example_inputs`, or a batch of data to take them from.
+    Data that is given is used there, too: the `algorithms` (fxquant.algorithms; () does without) correct biases by it.
 
-    `engine="auto"` converts the model for each engine that is installed, from one calibration, and keeps the one that
-    is fastest on the example inputs.
+    `ignore` names what stays in float: module paths, with all below them, and module classes or functions, such as
+    `ignore=["head", nn.Softmax]`. `progress` shows a bar, in a terminal.
+
+    With `precision="auto"` the result is compared with the float model on a few batches. Where it falls short, the
+    tensors that cause it get other ranges or more precision, cheapest first, each change measured; a warning and
+    `explain` say what was lifted. By default that may add a tenth to the time of the int8 model; `budget` allows more:
+    it is the time that the result may take, as predicted, as a share of the float model's. `precision="int8"` leaves
+    all in int8, and so do rules of one's own: then a warning tells what falls short. `effort` chooses the `algorithms`,
+    if none are given: "fast" is one pass over the data, "best" may take minutes.
+
+    The model runs on the native engine where that can be (`fxquant[native]`), else on torch's oneDNN kernels.
+    `engine="auto"` converts it for each engine that is installed, from one calibration, and keeps the one that
+    is fastest on the example inputs. With an `Engine` of one's own, its target is what the model is prepared for.
+
+    Example:
+        >>> quantized = fq.quantize(model, loader)
+        >>> quantized(loader[0]).shape
+        torch.Size([2, 4])
     """
     model = as_plain(model, "quantize", training=False)
     data = calibration_data
@@ -60,11 +94,14 @@ def quantize(
         batch, data = peek(data)
         example_inputs, example_kwargs = as_example(batch, model)
     check_engine(engine)
+    check_precision(precision, budget)
+    if target is None and isinstance(engine, Engine):
+        target = engine.target()
     converting = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
     with evaluating(model):
         prepared = prepare_fx(
             model,
-            _mapping(mode, target) if qconfig_mapping is None else qconfig_mapping,
+            without(_mapping(mode, target) if qconfig_mapping is None else qconfig_mapping, ignore),
             example_inputs if example_inputs is not None else (),
             prepare_custom_config,
             prepare_custom_config_dict=prepare_custom_config_dict,
@@ -73,18 +110,39 @@ def quantize(
             method=method,
             sizes=sizes,
             strict=strict,
+            algorithms=by_effort(effort) if algorithms is None else algorithms,
             concrete_args=concrete_args,
         )
-    if data is not None and mode == "static":
-        calibrate(prepared, data, num_batches=num_batches)
+    automatic = precision == "auto" and data is not None
+    if automatic:
+        watch_inputs(prepared)
+    kept = keep_first(data if data is not None else ())
+    if data is not None:
+        calibrate(prepared, kept if automatic else data, num_batches=num_batches, progress=progress)
     check_calibrated(prepared, "quantize")
-    if engine != "auto":
-        return convert_fx(prepared, converting, engine=engine)
-    if isinstance(example_inputs, Mapping):
-        example_inputs, example_kwargs = (), example_inputs
-    example = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs or ())
-    found = convert_on_engines(prepared, converting)
-    return fastest(found, lambda made: made(*example, **(example_kwargs or {})))
+    chosen = engine
+    if engine == AUTO:
+        if isinstance(example_inputs, Mapping):
+            example_inputs, example_kwargs = (), example_inputs
+        example = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs or ())
+        found = convert_on_engines(prepared, converting)
+        converted = fastest(found, lambda made: made(*example, **(example_kwargs or {})))
+        chosen = next(name for name, made in found.items() if made is converted)
+    else:
+        decided = decide(prepared, engine=as_engine(engine))
+        if not automatic:
+            warn_eaten(find_eaten(prepared, decided), stacklevel=2)
+        converted = convert_fx(decided, converting, engine=as_engine(engine))
+    return assured(
+        model,
+        prepared,
+        converted,
+        kept.batches,
+        engine=as_engine(chosen),
+        convert=lambda decided, on: convert_fx(decided, converting, engine=on),
+        budget=budget,
+        may_change=qconfig_mapping is None,
+    )
 
 
 def _mapping(mode: str, target: Target | str | None) -> QConfigMapping:
@@ -102,25 +160,42 @@ def save(model: nn.Module, path: str | Path) -> Path:
     """Write a converted model into one file, with int8 weights inside. `load` reads it anywhere.
 
     Python code of the model's own is not in it: a model that does not trace as a whole needs its float model to load.
+
+    Example:
+        >>> fq.save(fq.quantize(model, loader), "net.fq").name
+        'net.fq'
     """
     target = Path(path)
     write_archive(model, target)
     return target
 
 
-def load(path: str | Path, float_model: nn.Module | None = None, *, engine: Engine = "onednn") -> nn.Module:
+def load(
+    path: str | Path, float_model: nn.Module | None = None, *, engine: Engine | Native | str | None = None
+) -> nn.Module:
     """Read a model that `save` wrote, and lower it for this machine. Nothing from the file is run as code.
 
     A model of one graph needs no class. `float_model` gives what a file cannot hold: Python code around the regions,
     modules of the user's own, wrapped functions. It has to have the structure of the model that was quantized; its
-    weights do not matter, and it is not changed.
+    weights do not matter, and it is not changed. Of a directory, the model that a search saved there is read.
+
+    Without `engine`, a model that was saved from torch's oneDNN kernels, as `convert_fx` gives it, runs on those again,
+    bit-equal; any other runs on the default of `quantize`.
+
+    Example:
+        >>> path = fq.save(fq.quantize(model, loader), "net.fq")
+        >>> fq.load(path)(loader[0]).shape
+        torch.Size([2, 4])
     """
     check_engine(engine)
-    model = read_archive(Path(path), float_model)
+    path = Path(path) / MODEL_FILE if Path(path).is_dir() else Path(path)
+    model, saved_on = read_archive(path, float_model)
+    engine = engine if engine is not None else saved_on
     try:
         return apply_engine(model, engine)
     except ArchiveError:
         raise
     except Exception as error:  # of a kernel or a runtime that cannot take what the checks of the file let through
+        name = engine if isinstance(engine, str) else as_engine(engine).name
         text = str(error) if isinstance(error, FxQuantError) else f"{type(error).__name__}: {error}"
-        raise ArchiveError(f"{str(path)!r} cannot run on engine {engine!r}. {text}") from error
+        raise ArchiveError(f"{str(path)!r} cannot run on engine {name!r}. {text}") from error

@@ -2,50 +2,81 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from fxquant.assemble import Assembled
-from fxquant.core.config_forms import closest
-from fxquant.core.graph import regions
-from fxquant.core.mapping import Rules
-from fxquant.core.target import Target
-from fxquant.core.tree import tree_of
-from fxquant.core.waiting import refuse_waiting
+from fxquant.config.forms import closest
+from fxquant.config.rules import Rules
+from fxquant.config.target import Target
 from fxquant.errors import ConfigError, StageError
+from fxquant.graph.algorithm import Algorithm
+from fxquant.graph.context import Context
+from fxquant.graph.first_call import refuse_waiting
+from fxquant.graph.region import Stage, regions, stage_of
+from fxquant.graph.tree import tree_of
 from fxquant.numerics.fake_quant import FakeQuant
+from fxquant.ops.table import OPS
+from fxquant.passes.candidates import same_op
 from fxquant.targets import by_name
 from fxquant.targets.backend_config import read_backend_config
+from fxquant.targets.march import march
+from fxquant.templates import Purpose, for_target
 
 
 def read_target(target: Target | str | None, backend_config: object, rules: Rules) -> Target | None:
     """The hardware, from a Target, its name, or torch.ao's description, which rules have to fit; None if it is open."""
     if backend_config is None:
-        return by_name(target) if target is not None else None
+        return by_name(target) if target is not None else march()
     if target is not None:
         raise ConfigError("give target or backend_config, not both.")
-    backend = read_backend_config(backend_config, by_name(None))
+    backend = read_backend_config(backend_config, by_name("x86"))
     backend.check(rules.mapping)
     return backend.target
+
+
+def read_rules(source: object, target: Target | str | None, purpose: Purpose) -> Rules:
+    """The rules of a mapping, a qconfig, callables, or templates for the target."""
+    return Rules(for_target(source, by_name(target), purpose), functools.partial(same_op, OPS))
+
+
+def without(qconfig_mapping: object, ignore: Iterable[object]) -> object:
+    """The rules of a mapping, with module paths and types of ops that stay in float whatever it says of them."""
+    if isinstance(ignore, (str, type)) or not isinstance(ignore, Iterable):
+        raise ConfigError(f"ignore is {ignore!r}. Give a list, such as ['head', nn.Softmax].")
+    entries = list(ignore)
+    if not entries:
+        return qconfig_mapping
+    rules = Rules(qconfig_mapping, functools.partial(same_op, OPS))
+    if rules.has_setters:
+        raise ConfigError("ignore goes with a mapping, not with callables: let those return 'float'.")
+    mapping = copy.deepcopy(rules.mapping)
+    for entry in entries:
+        if isinstance(entry, str):
+            mapping.set_module_name(entry, None)
+        else:
+            mapping.set_object_type(entry, None)
+    return mapping
 
 
 def check_backend_config(backend_config: object) -> None:
     """Where hardware was decided on before: at least, it has to be one that can be read."""
     if backend_config is not None:
-        read_backend_config(backend_config, by_name(None))
+        read_backend_config(backend_config, by_name("x86"))
 
 
 def refuse_prepared(model: nn.Module, caller: str) -> None:
     """The passes are for float models."""
     for path, region in regions(model):
-        if region._region.stage == "prepared" or (not path and region._region.stage == "converted"):
+        if stage_of(region) is Stage.PREPARED or (not path and stage_of(region) is Stage.CONVERTED):
             where = f"its submodule {path!r}" if path else "it"
             raise StageError(
-                f"{caller} got a model of which {where} is already {region._region.stage}. Give the float model."
+                f"{caller} got a model of which {where} is already {stage_of(region)}. Give the float model."
             )
 
 
@@ -56,19 +87,35 @@ def either(config: object, older: object, name: str) -> object:
     return config if config is not None else older
 
 
-def check_boundaries(assembled: Assembled) -> None:
+def read_algorithms(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]:
+    """The algorithms in their order, each an object."""
+    if isinstance(algorithms, Algorithm) or not isinstance(algorithms, Iterable):
+        raise ConfigError(
+            f"algorithms is {algorithms!r}. Give a tuple, such as (fxquant.algorithms.BiasCorrection(),)."
+        )
+    found = tuple(algorithms)
+    for each in found:
+        if isinstance(each, type) and issubclass(each, Algorithm):
+            raise ConfigError(f"algorithms has the class {each.__name__}. Give an object of it: {each.__name__}().")
+        if not isinstance(each, Algorithm):
+            raise ConfigError(f"algorithms has {each!r}, which is no fxquant.algorithms.Algorithm.")
+    return found
+
+
+def check_boundaries(model: nn.Module, contexts: Iterable[Context]) -> None:
     """Integers at the boundary need a graph that begins and ends there."""
-    whole = {path for path, _ in regions(assembled.model)}
-    for scope in assembled.scopes:
-        if scope.path not in whole and (scope.custom.input_quantized_indexes or scope.custom.output_quantized_indexes):
-            what = f"standalone module {scope.path!r}" if scope.path else "the model"
+    whole = {path for path, _ in regions(model)}
+    for context in contexts:
+        custom = context.custom
+        if context.path not in whole and (custom.input_quantized_indexes or custom.output_quantized_indexes):
+            what = f"standalone module {context.path!r}" if context.path else "the model"
             raise ConfigError(
                 f"input_quantized_indexes and output_quantized_indexes need {what} to be captured as one graph, and it "
                 "does not trace. fxquant.wrap the parts that do not, or leave its boundary in float."
             )
 
 
-def read_examples(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def read_examples(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[object, ...], dict[str, object]]:
     """(args, kwargs) of one forward call."""
     if isinstance(inputs, Tensor):
         inputs = (inputs,)
@@ -84,14 +131,16 @@ def read_examples(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[
     return tuple(inputs), dict(kwargs or {})
 
 
-def check_rules(rules: Rules, model: nn.Module, strict: bool) -> None:
+def check_rules(context: Context) -> None:
     """Rules that matched nothing are mistakes."""
+    rules, model = context.rules, context.model
+    assert rules is not None and model is not None
     classes = {type(module) for module in model.modules()}
     problems = rules.unmatched((path for path, _ in model.named_modules() if path), classes)
     if not problems:
         return
     message = "\n".join(problems) + "\nRun fxquant.explain(prepared) or model.named_modules() to list the paths."
-    if strict:
+    if context.strict:
         raise ConfigError(message + " strict=False makes this a warning.")
     warnings.warn(message, stacklevel=3)
 
@@ -102,8 +151,8 @@ def is_calibrated(model: nn.Module, caller: str) -> bool:
     found = [(path, region) for path, region in regions(model)]
     if not found and tree_of(model).method:
         return True  # there was nothing to quantize
-    if not found or not any(region._region.stage == "prepared" for _, region in found):
-        stage = f"is {found[0][1]._region.stage}" if found else f"is a plain {type(model).__name__}"
+    if not found or not any(stage_of(region) is Stage.PREPARED for _, region in found):
+        stage = f"is {stage_of(found[0][1])}" if found else f"is a plain {type(model).__name__}"
         raise StageError(f"{caller} needs a model from prepare_fx or prepare_qat_fx; this one {stage}.")
     static = _need_data(model)
     return not static or any(q.has_range for q in static)
@@ -128,7 +177,7 @@ def check_calibrated(model: nn.Module, caller: str) -> None:
 
 
 def check_concrete(
-    model: nn.Module, concrete: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: nn.Module, concrete: Mapping[str, object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> None:
     """Fixed arguments are arguments of forward, given once, and no tensors."""
     parameters = list(inspect.signature(model.forward).parameters)

@@ -9,104 +9,91 @@ the rest                  captured around these
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from fxquant.capture import Method, Sizes, capture
-from fxquant.capture.bake import bake_parametrizations
-from fxquant.capture.bodies import Seen, capture_bodies, replace_module, watch_calls
-from fxquant.capture.record import Call
-from fxquant.capture.wrap import is_wrapped
-from fxquant.core.config_forms import closest
-from fxquant.core.custom_config import PrepareCustomConfig, Standalone
-from fxquant.core.graph import Region, clone_tree, place_regions, regions, user_class
-from fxquant.core.mapping import Rules, Site
-from fxquant.core.paths import class_name, is_within, join_path
-from fxquant.core.plan import LEFT_ALONE
+from fxquant.capture.canonical.bake import bake_parametrizations
+from fxquant.capture.piecewise.calls import Call
+from fxquant.capture.piecewise.wrapped_bodies import Seen, capture_bodies, replace_module, watch_calls
+from fxquant.capture.symbolic.wrap import is_wrapped
+from fxquant.config.custom_config import PrepareCustomConfig, Standalone
+from fxquant.config.forms import closest
+from fxquant.config.rules import Rules, Site
 from fxquant.errors import ConfigError
+from fxquant.graph.clone_tree import clone_tree
+from fxquant.graph.context import Context
+from fxquant.graph.notes import LEFT_ALONE
+from fxquant.graph.paths import class_name, is_within, join_path
+from fxquant.graph.region import Region, Stage, regions, stage_of, user_class
+from fxquant.graph.tree import place_regions
 from fxquant.modules.substitute import FORMS, substitute
 from fxquant.passes.custom_modules import observe_custom, quant_type_of
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scope:
-    """A part of the model with a config of its own: the whole at path '', standalone modules at theirs."""
-
-    path: str
-    model: nn.Module  # the user's, not the captured one
-    rules: Rules
-    custom: PrepareCustomConfig
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Assembled:
-    """The captured model, and its scopes from the outermost on."""
-
-    model: nn.Module
-    scopes: tuple[Scope, ...]
-
-    def scope_of(self, path: str) -> Scope:
-        """The innermost scope around a path."""
-        return max((s for s in self.scopes if is_within(path, s.path)), key=lambda scope: len(scope.path))
-
-    def regions(self) -> Iterator[tuple[Region, Scope]]:
-        """The regions that are still to be prepared."""
-        for path, region in regions(self.model):
-            if region._region.stage in ("captured", "fused"):
-                yield region, self.scope_of(path)
-
-
 def assemble(
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    rules: Rules,
-    custom: PrepareCustomConfig,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    context: Context,
     *,
     method: Method,
     sizes: Sizes = "example",
-    strict: bool,
-    concrete: Mapping[str, Any] | None = None,
-) -> Assembled:
-    """Capture a model (which is not changed) under a custom config."""
-    job = _Assembly(
-        model=model,
-        rules=rules,
-        custom=custom,
-        method=method,
-        sizes=sizes,
-        strict=strict,
-        concrete=dict(concrete or {}),
-    )
+    concrete: Mapping[str, object] | None = None,
+) -> tuple[nn.Module, tuple[Context, ...]]:
+    """Capture a model (which is not changed) under a custom config.
+
+    With the captured model come its contexts, from the outermost on: that of the whole, and those of the standalone
+    modules.
+    """
+    whole = dataclasses.replace(context, model=model)
+    job = _Assembly(model=model, context=whole, method=method, sizes=sizes, concrete=dict(concrete or {}))
     captured = job.run(args, dict(kwargs))
     place_regions(captured)
-    return Assembled(model=captured, scopes=(Scope(path="", model=model, rules=rules, custom=custom), *job.inner))
+    return captured, (whole, *job.inner)
+
+
+def open_regions(model: nn.Module, contexts: Iterable[Context]) -> dict[int, Context]:
+    """The regions of a captured model that are still to be prepared, by id, with the innermost context around each."""
+    found = {}
+    for path, region in regions(model):
+        if stage_of(region) in (Stage.CAPTURED, Stage.FUSED):
+            around = (context for context in contexts if is_within(path, context.path))
+            found[id(region)] = max(around, key=lambda context: len(context.path))
+    return found
 
 
 @dataclass(kw_only=True, slots=True)
 class _Assembly:
-    """The work on one scope. `path` is where it stands in the whole model, `outer` what is around it."""
+    """The capture of `model`, the part that `context` is about. `outer` is what is around it."""
 
     model: nn.Module
-    rules: Rules
-    custom: PrepareCustomConfig
+    context: Context
     method: Method
     sizes: Sizes
-    strict: bool
     concrete: dict[str, Any] = field(default_factory=dict)
-    path: str = ""
     outer: tuple[tuple[str, str], ...] = ()
-    inner: list[Scope] = field(default_factory=list)
+    inner: list[Context] = field(default_factory=list)
     shut: set[nn.Module] = field(default_factory=set)  # nothing in these is quantized
     named: set[nn.Module] = field(default_factory=set)  # the standalone modules that are named
     leaves: list[type[nn.Module]] = field(default_factory=list)
     opaque: list[str] = field(default_factory=list)  # paths of standalone modules that are no single region
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
+    @property
+    def rules(self) -> Rules:
+        assert self.context.rules is not None
+        return self.context.rules
+
+    @property
+    def custom(self) -> PrepareCustomConfig:
+        return self.context.custom
+
+    def run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> nn.Module:
         self._check_names()
         tree = bake_parametrizations(clone_tree(self.model, share_objects=False))
         self._shut(tree)
@@ -127,7 +114,7 @@ class _Assembly:
         return self._capture(tree, args, kwargs, "", self.method)
 
     def _capture(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str, method: Method
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], path: str, method: Method
     ) -> nn.Module:
         names = [*self.custom.non_traceable_module_names, *self.opaque]
         inside = [name.removeprefix(f"{path}.") for name in names if name.startswith(f"{path}.") or not path]
@@ -140,7 +127,7 @@ class _Assembly:
             sizes=self.sizes,
             leaf_names=[name for name in inside if name in present],
             leaf_classes=self.leaves,
-            part=join_path(self.path, path),
+            part=join_path(self.context.path, path),
             concrete=self.concrete if not path else None,
         )
 
@@ -159,7 +146,7 @@ class _Assembly:
                 self._complain(f"the custom config names class {cls.__name__}, of which the model has no module.")
 
     def _complain(self, message: str) -> None:
-        if self.strict:
+        if self.context.strict:
             raise ConfigError(f"{message} strict=False makes this a warning.")
         warnings.warn(message, stacklevel=5)
 
@@ -177,7 +164,7 @@ class _Assembly:
     def _is_wanted(self, module: nn.Module) -> bool:
         """Whether a call of this module has to be known."""
         if isinstance(module, Region):
-            return module._region.stage in ("captured", "fused")
+            return stage_of(module) in (Stage.CAPTURED, Stage.FUSED)
         return type(module) in FORMS or type(module) in self.custom.standalone_module_classes or module in self.named
 
     def _standalone(self, tree: nn.Module, seen: Mapping[nn.Module, Seen]) -> None:
@@ -207,25 +194,18 @@ class _Assembly:
                 f"standalone module {path!r} is not called with the example inputs of the model. "
                 "Give it example_inputs of its own."
             )
-        here = join_path(self.path, path)
-        rules = self.rules
+        here = join_path(self.context.path, path)
+        custom, rules, own = entry.prepare_custom_config or PrepareCustomConfig(), self.rules, self.context.own_rules
         if entry.qconfig_mapping is not None:
-            rules = Rules(entry.qconfig_mapping, self.rules.same_op, root=here)
-        custom = entry.prepare_custom_config or PrepareCustomConfig()
-        if rules is not self.rules:
+            rules, own = Rules(entry.qconfig_mapping, rules.same_op, root=here), True
             custom = custom.with_standalone(rules.mapping.standalone)
-        job = _Assembly(
-            model=module,
-            rules=rules,
-            custom=custom,
-            method=self.method,
-            sizes=self.sizes,
-            strict=self.strict,
-            path=here,
-            outer=self._around(tree, path),
+        context = dataclasses.replace(
+            self.context, path=here, model=self.model.get_submodule(path), rules=rules, custom=custom, own_rules=own
         )
+        around = self._around(tree, path)
+        job = _Assembly(model=module, context=context, method=self.method, sizes=self.sizes, outer=around)
         captured = job.run(call.args, call.kwargs)
-        self.inner += [Scope(path=here, model=self.model.get_submodule(path), rules=rules, custom=custom), *job.inner]
+        self.inner += [context, *job.inner]
         return captured
 
     def _observe(self, tree: nn.Module) -> None:
@@ -267,12 +247,12 @@ class _Assembly:
 
     def _site(self, tree: nn.Module, path: str, cls: type[nn.Module]) -> Site:
         scope = self._around(tree, path)
-        return Site(path=join_path(self.path, path), kind=cls.__name__, spelling=cls, scope=scope)
+        return Site(path=join_path(self.context.path, path), kind=cls.__name__, spelling=cls, scope=scope)
 
     def _around(self, tree: nn.Module, path: str) -> tuple[tuple[str, str], ...]:
         steps = path.split(".") if path else []
         above = [".".join(steps[:count]) for count in range(len(steps))]
-        inner = ((join_path(self.path, at), class_name(user_class(tree.get_submodule(at)))) for at in above)
+        inner = ((join_path(self.context.path, at), class_name(user_class(tree.get_submodule(at)))) for at in above)
         return (*self.outer, *inner)
 
     def _update_regions(
@@ -280,7 +260,7 @@ class _Assembly:
     ) -> None:
         """Regions that the user captured (fuse_fx) know no tensors, and their graphs call stock modules as leaves."""
         for region in [module for module in tree.modules() if isinstance(module, Region)]:
-            if region._region.stage != "fused":
+            if stage_of(region) is not Stage.FUSED:
                 continue
             for module in [m for m in region.modules() if m in formed and not is_wrapped(m)]:
                 replace_module(region, module, capture(module, formed[module].args, formed[module].kwargs))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class FxQuantError(Exception):
     """Base class of everything fxquant raises on purpose."""
@@ -11,25 +13,35 @@ class ConfigError(FxQuantError, ValueError):
     """A spec, qconfig, mapping or rule that cannot be used."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why code is not part of a graph, and what the user can do about it."""
+
+    text: str
+    hint: str = "mark the function that it names with fxquant.wrap"
+
+
 class CaptureError(FxQuantError):
     """A model that could not be turned into a graph.
 
-    `reason` says why, `where` names the user's file and line, `path` the module whose code it is (None if unknown).
-    `data_dependent` is True where code decides by the values in a tensor, or by the mode, which no graph can hold.
+    `why` has the reason and a hint, `reason` is its text; `where` names the user's file and line, `path` the module
+    whose code it is (None if unknown). `data_dependent` is True where code decides by the values in a tensor, or by the
+    mode, which no graph can hold.
     """
 
     def __init__(
         self,
         message: str,
         *,
-        reason: str = "",
+        why: Reason | None = None,
         where: str = "",
         path: str | None = None,
         data_dependent: bool = False,
     ) -> None:
         super().__init__(message)
         self.data_dependent = data_dependent
-        self.reason = reason or message
+        self.why = why or Reason(message)
+        self.reason = self.why.text
         self.where = where
         self.path = path
 

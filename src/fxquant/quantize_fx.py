@@ -1,12 +1,11 @@
 """The FX flow: fuse, prepare, calibrate, convert, with the names and arguments that FX users know.
 
-fuse_fx      capture, fold_bn
-prepare_fx   assemble (capture), hoist_rank, fold_bn, drop_noops, choose, watch
-prepare_qat_fx  the same with pair_bn in the place of fold_bn, and the decisions for one target in that of watch
-freeze       decide, correct_biases, drop_dropout, merge_blocks, freeze_quantizers, align_shifts
-convert_fx   quantize_custom, freeze, convert, open_boundary, connect_regions, lower
+fuse_fx      capture, FUSE
+prepare_fx   assemble (capture), PREPARE, watch for each target
+freeze       decide, FREEZE
+convert_fx   decide, CONVERT, CONNECT, the engine
 
-What is decided, and when: flows/decide.py.
+The passes: flows/pipelines.py. What is decided, and when: flows/decide.py.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
+import torch
 from torch import nn
 
+from fxquant.algorithms import DEFAULT, Algorithm
 from fxquant.arguments import (
     check_backend_config,
     check_boundaries,
@@ -28,15 +28,18 @@ from fxquant.arguments import (
     check_rules,
     either,
     is_calibrated,
+    read_algorithms,
     read_examples,
+    read_rules,
     read_target,
     refuse_prepared,
 )
-from fxquant.assemble import Scope, assemble
+from fxquant.assemble import assemble, open_regions
 from fxquant.capture import Method, Sizes, capture
-from fxquant.capture.as_plain import as_plain
+from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.guards import guard_rank
-from fxquant.core.custom_config import (
+from fxquant.capture.untouched.snapshot import left_as_it_was
+from fxquant.config.custom_config import (
     ConvertCustomConfig,
     FuseCustomConfig,
     PrepareCustomConfig,
@@ -45,58 +48,43 @@ from fxquant.core.custom_config import (
     as_prepare_config,
     check_preserved,
 )
-from fxquant.core.graph import Region, clone_tree, regions
-from fxquant.core.mapping import Rules, Site
-from fxquant.core.ops import OPS
-from fxquant.core.own import copy_model
-from fxquant.core.plan import Request
-from fxquant.core.snapshot import left_as_it_was
-from fxquant.core.target import Target
-from fxquant.core.verify import run_passes
-from fxquant.core.waiting import waiting
-from fxquant.engines.choose import Engine, apply_engine, available, check_engine, fastest, on_engines, run_examples
+from fxquant.config.target import Target
+from fxquant.engines.choose import AUTO, apply_engine, check_engine, fastest, on_engines, run_examples
+from fxquant.engines.engine import Engine
+from fxquant.engines.native.settings import Native
+from fxquant.engines.table import REFERENCE, as_engine, available_engines, targets_of_engines
 from fxquant.errors import ConfigError, StageError
 from fxquant.flows.decide import decide, decide_for_training, leaves_target_open, watch_for
-from fxquant.passes.align_shifts import align_shifts
-from fxquant.passes.bias_correct import correct_biases
-from fxquant.passes.boundary import connect_regions, open_boundary
-from fxquant.passes.candidates import same_op, sites
-from fxquant.passes.choose import choose, fusion_allowed
-from fxquant.passes.convert import convert
-from fxquant.passes.convert_weights import Tied
+from fxquant.flows.pipelines import CONNECT, CONVERT, FREEZE, FUSE, PREPARE, PREPARE_QAT
+from fxquant.graph.clone_tree import clone_tree
+from fxquant.graph.context import Context
+from fxquant.graph.first_call import waiting
+from fxquant.graph.own import copy_model
+from fxquant.graph.region import Region, Stage, origin_of, regions, set_origin, stage_of
+from fxquant.graph.run_passes import run_passes
 from fxquant.passes.custom_modules import quantize_custom
-from fxquant.passes.drop_dropout import drop_dropout
-from fxquant.passes.drop_noops import drop_noops
-from fxquant.passes.fold_bn import fold_bn
-from fxquant.passes.freeze import freeze_quantizers
-from fxquant.passes.hoist_rank import hoist_rank
-from fxquant.passes.merge_blocks import merge_blocks
-from fxquant.passes.pair_bn import pair_bn
-from fxquant.report.explain import explain
-from fxquant.targets import by_name, of_engine, on_cpus
+from fxquant.tables.explain import explain
+from fxquant.targets import by_name
 
 log = logging.getLogger("fxquant")
-
-FREEZE = (
-    ("correct_biases", correct_biases),
-    ("drop_dropout", drop_dropout),
-    ("merge_blocks", merge_blocks),
-    ("freeze_quantizers", freeze_quantizers),
-    ("align_shifts", align_shifts),
-)
 
 
 def fuse_fx(
     model: nn.Module,
-    fuse_custom_config: FuseCustomConfig | Mapping[str, Any] | None = None,
+    fuse_custom_config: FuseCustomConfig | Mapping[str, object] | None = None,
     backend_config: object = None,
     *,
-    fuse_custom_config_dict: Mapping[str, Any] | None = None,
+    fuse_custom_config_dict: Mapping[str, object] | None = None,
 ) -> nn.Module:
     """Fold batch norms into the ops before them. Optional: `prepare_fx` does the same.
 
     The model has to be in eval mode. It is not changed; the result shares its parameters.
     Activations and adds are not folded into classes: they join their kernel as groups when the model is prepared.
+
+    Example:
+        >>> fused = fq.fuse_fx(model)
+        >>> any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
+        False
     """
     check_backend_config(backend_config)
     model = as_plain(model, "fuse_fx", training=False)
@@ -106,26 +94,26 @@ def fuse_fx(
     check_preserved(model, custom.preserved_attributes, "fuse_fx")
     with left_as_it_was(model):
         fused = capture(clone_tree(model, share_objects=False), None, method="symbolic")
-    passes = (("hoist_rank", hoist_rank), ("fold_bn", lambda region: fold_bn(region, guard=guard_rank)))
-    run_passes(fused, passes, "fused")
+    run_passes(fused, FUSE, Context(guard=guard_rank))
     return fused
 
 
 def prepare_fx(
     model: nn.Module,
-    qconfig_mapping: Any,
-    example_inputs: Any = None,
-    prepare_custom_config: PrepareCustomConfig | Mapping[str, Any] | None = None,
+    qconfig_mapping: object,
+    example_inputs: object = None,
+    prepare_custom_config: PrepareCustomConfig | Mapping[str, object] | None = None,
     _equalization_config: object = None,
     backend_config: object = None,
     *,
-    prepare_custom_config_dict: Mapping[str, Any] | None = None,
-    example_kwargs: Mapping[str, Any] | None = None,
-    concrete_args: Mapping[str, Any] | None = None,
+    prepare_custom_config_dict: Mapping[str, object] | None = None,
+    example_kwargs: Mapping[str, object] | None = None,
+    concrete_args: Mapping[str, object] | None = None,
     target: Target | str | None = None,
     method: Method = "auto",
     sizes: Sizes = "example",
     strict: bool = True,
+    algorithms: Iterable[Algorithm] = DEFAULT,
 ) -> nn.Module:
     """Capture a model in eval mode, fold batch norms, and insert observers where its rules ask for int8.
 
@@ -135,7 +123,13 @@ def prepare_fx(
     first call. `sizes="any"` fixes no size and no length of a list that the example shows: code that depends on them
     runs as written, around the parts that do not.
 
+    `algorithms` (fxquant.algorithms) make the result better from calibration to conversion; () does without.
+
     Without a `target`, what any of the engines on this machine needs is observed, and `convert_fx(engine=...)` decides.
+
+    Example:
+        >>> prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (loader[0],))
+        >>> quantized = fq.convert_fx(fq.calibrate(prepared, loader))
     """
     if _equalization_config is not None:
         raise ConfigError("prepare_fx(_equalization_config=...) is not supported. Leave it out.")
@@ -143,7 +137,7 @@ def prepare_fx(
     if model.training:
         raise StageError("prepare_fx is for post-training quantization: call model.eval() first.")
     refuse_prepared(model, "prepare_fx")
-    rules = Rules(qconfig_mapping, functools.partial(same_op, OPS))
+    rules = read_rules(qconfig_mapping, target, "calibration")
     if rules.is_training:
         raise ConfigError(
             "prepare_fx was given a qconfig for training (a learned spec or a fake-quantize module). "
@@ -152,8 +146,11 @@ def prepare_fx(
     custom = as_prepare_config(either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config"))
     custom = custom.with_standalone(rules.mapping.standalone)
     check_preserved(model, custom.preserved_attributes, "prepare_fx")
-    asked = Asked(read_target(target, backend_config, rules), method, sizes, strict, concrete_args or {})
-    job = functools.partial(_prepare, rules=rules, custom=custom, asked=asked, training=False)
+    hardware = read_target(target, backend_config, rules)
+    context = Context(
+        rules=rules, custom=custom, target=hardware, strict=strict, algorithms=read_algorithms(algorithms)
+    )
+    job = functools.partial(_prepare, context=context, method=method, sizes=sizes, concrete=concrete_args or {})
     if example_inputs is None and example_kwargs is None:
         return waiting(model, job)
     return job(model, *read_examples(example_inputs, example_kwargs))
@@ -161,14 +158,14 @@ def prepare_fx(
 
 def prepare_qat_fx(
     model: nn.Module,
-    qconfig_mapping: Any,
-    example_inputs: Any = None,
-    prepare_custom_config: PrepareCustomConfig | Mapping[str, Any] | None = None,
+    qconfig_mapping: object,
+    example_inputs: object = None,
+    prepare_custom_config: PrepareCustomConfig | Mapping[str, object] | None = None,
     backend_config: object = None,
     *,
-    prepare_custom_config_dict: Mapping[str, Any] | None = None,
-    example_kwargs: Mapping[str, Any] | None = None,
-    concrete_args: Mapping[str, Any] | None = None,
+    prepare_custom_config_dict: Mapping[str, object] | None = None,
+    example_kwargs: Mapping[str, object] | None = None,
+    concrete_args: Mapping[str, object] | None = None,
     target: Target | str | None = None,
     method: Method = "auto",
     sizes: Sizes = "example",
@@ -178,6 +175,11 @@ def prepare_qat_fx(
 
     The result trains like any module, under the float model's parameter names; `convert_fx` it afterwards. The model
     itself is not changed: the result has parameters of its own.
+
+    Example:
+        >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping(), (loader[0],))
+        >>> prepared(loader[0]).sum().backward()  # train it as any model
+        >>> quantized = fq.convert_fx(prepared.eval())
     """
     model = as_plain(model, "prepare_qat_fx", training=True)
     if not model.training:
@@ -186,7 +188,7 @@ def prepare_qat_fx(
             "For a model that is not trained any more, use prepare_fx and calibrate."
         )
     refuse_prepared(model, "prepare_qat_fx")
-    rules = Rules(qconfig_mapping, functools.partial(same_op, OPS))
+    rules = read_rules(qconfig_mapping, target, "qat")
     if not rules.is_training and not rules.has_setters:
         raise ConfigError(
             "prepare_qat_fx was given no spec for training. Use get_default_qat_qconfig_mapping('x86'), "
@@ -196,63 +198,40 @@ def prepare_qat_fx(
     custom = custom.with_standalone(rules.mapping.standalone)
     check_preserved(model, custom.preserved_attributes, "prepare_qat_fx")
     own = clone_tree(model, share_tensors=False, share_objects=False)
-    asked = Asked(read_target(target, backend_config, rules), method, sizes, strict, concrete_args or {})
-    job = functools.partial(_prepare, rules=rules, custom=custom, asked=asked, training=True)
+    hardware = read_target(target, backend_config, rules)
+    context = Context(rules=rules, custom=custom, target=hardware, strict=strict, training=True)
+    job = functools.partial(_prepare, context=context, method=method, sizes=sizes, concrete=concrete_args or {})
     if example_inputs is None and example_kwargs is None:
         return waiting(own, job)
     return job(own, *read_examples(example_inputs, example_kwargs))
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What both calls to prepare take in the same way."""
-
-    target: Target | None
-    method: Method
-    sizes: Sizes
-    strict: bool
-    concrete: Mapping[str, Any]
-
-
 def _prepare(
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     *,
-    rules: Rules,
-    custom: PrepareCustomConfig,
-    asked: Asked,
-    training: bool,
+    context: Context,
+    method: Method,
+    sizes: Sizes,
+    concrete: Mapping[str, object],
 ) -> nn.Module:
-    strict, fixed = asked.strict, asked.concrete
-    check_concrete(model, fixed, args, kwargs)
+    check_concrete(model, concrete, args, kwargs)
     with left_as_it_was(model):
-        assembled = assemble(
-            model, args, kwargs, rules, custom, method=asked.method, sizes=asked.sizes, strict=strict, concrete=fixed
-        )
-    prepared = assembled.model
-    check_boundaries(assembled)
-    scopes = {id(region): scope for region, scope in assembled.regions()}
-    merge_bn = pair_bn if training else fold_bn
-    passes = (
-        ("hoist_rank", hoist_rank),
-        (merge_bn.__name__, lambda region: merge_bn(region, fusion_allowed(region, scopes[id(region)].rules))),
-        ("drop_noops", drop_noops),
-        ("choose", lambda region: choose(region, scopes[id(region)].rules)),
-        ("request", lambda region: _request(region, scopes[id(region)], asked.target, assembled.scopes[0])),
-    )
-    for region, scope in assembled.regions():
-        scope.rules.see(sites(region, OPS).values())
-    run_passes(prepared, passes, "fused", only=lambda region: id(region) in scopes)
-    if training:
-        decide_for_training(prepared, asked.target or by_name(None))
+        prepared, contexts = assemble(model, args, kwargs, context, method=method, sizes=sizes, concrete=concrete)
+    check_boundaries(prepared, contexts)
+    found = open_regions(prepared, contexts)
+    passes = PREPARE_QAT if context.training else PREPARE
+    run_passes(prepared, passes, lambda region: found[id(region)], only=lambda region: id(region) in found)
+    if context.training:
+        decided = decide_for_training(prepared, context.target or by_name(None))
     else:
-        watch_for(prepared, [asked.target] if asked.target is not None else on_cpus())
-    for scope in {id(scope.rules): scope for scope in reversed(assembled.scopes)}.values():
-        check_rules(scope.rules, scope.model, strict)
+        decided = watch_for(prepared, [context.target] if context.target is not None else targets_of_engines())
+    for own in {id(own.rules): own for own in reversed(contexts)}.values():
+        check_rules(own)
     if isinstance(prepared, Region):
-        prepared._region.num_inputs = len(args)
-    account = explain(prepared)
+        set_origin(prepared, replace(origin_of(prepared), num_inputs=len(args)))
+    account = explain(decided)
     log.info("prepared %s: %s", type(model).__name__, account.summary())
     if not any(row.status != "float" for row in account):
         why = "fxquant.explain(prepared) says why" if account.rows or account.left else "it has no ops to quantize"
@@ -263,35 +242,47 @@ def _prepare(
 def freeze(model: nn.Module) -> nn.Module:
     """The model as it will be deployed, still in float: batch norms folded, dropout gone, every scale fixed.
 
-    It computes what the converted model computes, to one step; `convert_fx` takes it on. The input is not changed.
+    It computes what the converted graph computes; an engine may round a value to the next step. `convert_fx` takes it
+    on. The input is not changed.
+
+    Example:
+        >>> prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (loader[0],))
+        >>> frozen = fq.freeze(fq.calibrate(prepared, loader))  # rounds as the int8 model will
     """
     check_calibrated(model, "freeze")
     frozen = decide(copy_model(model).eval(), in_place=True)
-    run_passes(frozen, FREEZE, "prepared", only=lambda region: region._region.stage == "prepared")
+    run_passes(frozen, FREEZE, Context(), only=lambda region: stage_of(region) is Stage.PREPARED)
     return frozen
 
 
 def convert_fx(
     graph_module: nn.Module,
-    convert_custom_config: ConvertCustomConfig | Mapping[str, Any] | None = None,
+    convert_custom_config: ConvertCustomConfig | Mapping[str, object] | None = None,
     _remove_qconfig: bool = True,
     qconfig_mapping: object = None,
     backend_config: object = None,
     keep_original_weights: bool = False,
     *,
-    convert_custom_config_dict: Mapping[str, Any] | None = None,
-    engine: Engine = "onednn",
+    convert_custom_config_dict: Mapping[str, object] | None = None,
+    engine: Engine | Native | str = "onednn",
 ) -> nn.Module:
     """Turn a calibrated model into one with int8 weights on plain integer tensors. The input is not changed.
 
     One that saw no data becomes a model that waits for the state_dict of a calibrated one, and does not run before.
 
-    "onednn" runs it on torch's int8 kernels, "onnxruntime" and "openvino" in those runtimes, "auto" on the one of them
-    that is fastest here, by measuring. "reference" is the plain quantize/dequantize graph, which the others agree with.
+    By default the result is made of torch's int8 ops (`engine="onednn"`), so that a trace, a `torch.jit.save` and what
+    FX users do besides give its very answers. "native" makes machine code for the model, and is the default of
+    `quantize` and `load`, "onnxruntime" and "openvino" in those runtimes, "auto" on the one of them that is fastest
+    here, by measuring. "reference" is the plain quantize/dequantize graph, which the others agree with.
     A runtime takes the sizes of the example inputs, at any batch where it can; other calls run on onednn.
 
     A model that was prepared without a target gets the int8 form that suits the engine, from the same calibration; one
     that was prepared for a target, or trained, or frozen, keeps that form on every engine.
+
+    Example:
+        >>> prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (loader[0],))
+        >>> fq.convert_fx(fq.calibrate(prepared, loader))(loader[0]).shape
+        torch.Size([2, 4])
     """
     check_backend_config(backend_config)
     if qconfig_mapping is not None:
@@ -301,47 +292,56 @@ def convert_fx(
     check_engine(engine)
     custom = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
     check_preserved(graph_module, custom.preserved_attributes, "convert_fx")
-    if engine == "auto" and is_calibrated(graph_module, "convert_fx"):
-        run = run_examples(_convert(graph_module, custom, "reference"))
+    if engine == AUTO and is_calibrated(graph_module, "convert_fx"):
+        run = run_examples(_convert(graph_module, custom, REFERENCE))
         return fastest(convert_on_engines(graph_module, custom), run)
-    name = engine if isinstance(engine, str) else "native"
-    return apply_engine(_convert(graph_module, custom, name), engine)
+    return apply_engine(_convert(graph_module, custom, REFERENCE if engine == AUTO else as_engine(engine)), engine)
 
 
 def convert_on_engines(prepared: nn.Module, custom: ConvertCustomConfig) -> dict[str, nn.Module]:
     """A calibrated model on each engine that is there and takes it, in the form that the engine asks for."""
-    groups: dict[str | None, list[str]] = {}
-    for engine in available():
-        groups.setdefault(of_engine(engine) if leaves_target_open(prepared) else None, []).append(engine)
+    groups: dict[str | None, list[Engine]] = {}
+    for engine in available_engines():
+        groups.setdefault(engine.target().name if leaves_target_open(prepared) else None, []).append(engine)
     found: dict[str, nn.Module] = {}
     for engines in groups.values():
-        found.update(on_engines(_convert(prepared, custom, engines[0]), tuple(engines)))
-    return found or {"reference": _convert(prepared, custom, "reference")}
+        found.update(on_engines(_convert(prepared, custom, engines[0]), engines))
+    return found
 
 
-def _convert(prepared: nn.Module, custom: ConvertCustomConfig, engine: str) -> nn.Module:
-    """The QDQ form, decided for an engine where that is open. Without calibration it waits for its state_dict."""
+def _convert(prepared: nn.Module, custom: ConvertCustomConfig, engine: Engine) -> nn.Module:
+    """The QDQ form, decided for an engine where that is open. Without calibration it waits for its state_dict.
+
+    Its tensors are plain ones, also where this is called in inference mode: inference tensors count no writes.
+    """
     uncalibrated = not is_calibrated(prepared, "convert_fx")
-    decided = decide(copy_model(prepared).eval(), engine=engine, in_place=True)
-    converted = quantize_custom(decided, custom.observed_to_quantized_mapping)
-    fresh = {id(region) for _, region in regions(converted) if region._region.stage == "prepared"}
-    tied: Tied = {}
-    into_int8 = ("convert", lambda region: convert(region, tied=tied, waiting=uncalibrated))
-    for passes in ((*FREEZE, into_int8, ("open_boundary", open_boundary)), (("connect_regions", connect_regions),)):
-        run_passes(converted, passes, "converted", only=lambda region: id(region) in fresh)
+    with torch.inference_mode(False):
+        decided = decide(copy_model(prepared).eval(), engine=engine, in_place=True)
+        converted = quantize_custom(decided, custom.observed_to_quantized_mapping)
+        fresh = {id(region) for _, region in regions(converted) if stage_of(region) is Stage.PREPARED}
+        context = Context(uncalibrated=uncalibrated)
+        for passes in (CONVERT, CONNECT):
+            run_passes(converted, passes, context, only=lambda region: id(region) in fresh)
     return converted
 
 
 def convert_to_reference_fx(
     graph_module: nn.Module,
-    convert_custom_config: ConvertCustomConfig | Mapping[str, Any] | None = None,
+    convert_custom_config: ConvertCustomConfig | Mapping[str, object] | None = None,
     _remove_qconfig: bool = True,
     qconfig_mapping: object = None,
     backend_config: object = None,
     *,
-    convert_custom_config_dict: Mapping[str, Any] | None = None,
+    convert_custom_config_dict: Mapping[str, object] | None = None,
 ) -> nn.Module:
-    """`convert_fx` with the plain QDQ graph, whatever the default engine."""
+    """`convert_fx` with the plain QDQ graph, whatever the default engine.
+
+    Example:
+        >>> prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (loader[0],))
+        >>> reference = fq.convert_to_reference_fx(fq.calibrate(prepared, loader))
+        >>> any("dequantize" in str(node.target) for node in reference.graph.nodes)
+        True
+    """
     custom = either(convert_custom_config, convert_custom_config_dict, "convert_custom_config")
     return convert_fx(
         graph_module,
@@ -351,20 +351,3 @@ def convert_to_reference_fx(
         backend_config,
         engine="reference",
     )
-
-
-def _request(region: Region, scope: Scope, target: Target | None, outermost: Scope) -> Region:
-    """Write down what is to be decided about a region, beside its rules."""
-    own_rules = scope.rules is not outermost.rules
-    if region._region.path != scope.path:
-        region._region.request = Request(target=target, own_rules=own_rules)
-        return region
-    chosen = scope.rules.choose(Site(path=scope.path, kind="", spelling=None)).qconfig
-    region._region.request = Request(
-        target=target,
-        inputs=tuple(scope.custom.input_quantized_indexes),
-        outputs=tuple(scope.custom.output_quantized_indexes),
-        boundary=chosen.output_spec if chosen is not None else None,
-        own_rules=own_rules,
-    )
-    return region

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxquant.capture.compare import difference, evaluating, run, trying
-from fxquant.core.graph import clone_tree
+from fxquant.capture.compare import difference, evaluating, trying
+from fxquant.capture.recording import Recording
+from fxquant.graph.clone_tree import clone_tree
 
 _MOST_TRIES = 6  # each costs two runs of the model
 Example = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def batch_size(values: Any) -> int | None:
+def batch_size(values: object) -> int | None:
     """The first size of the first tensor; None if there is none."""
     first = next((leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)), None)
     return int(first.shape[0]) if first is not None and first.dim() else None
@@ -46,7 +47,7 @@ def larger(values: Example) -> Iterator[Example]:
                 yield _double(values, size, chosen)
 
 
-def _lists(values: Any) -> Iterator[list[Any]]:
+def _lists(values: object) -> Iterator[list[Any]]:
     if isinstance(values, list) and any(not isinstance(item, (int, float, str)) for item in values):
         yield values
     inner = values.values() if isinstance(values, dict) else values if isinstance(values, (list, tuple)) else ()
@@ -80,26 +81,26 @@ def fewer(model: nn.Module, values: Example) -> Iterator[Example]:
             yield tuple(changed[: len(args)]), dict(zip(kwargs, changed[len(args) :], strict=True))
 
 
-def fixes_batch(model: nn.Module, captured: nn.Module, values: Example) -> bool:
-    """Whether the model takes a larger batch and what was captured of it does not."""
-    return _fails(model, captured, lambda: larger(values))
+def fixes_batch(recording: Recording, captured: nn.Module) -> bool:
+    """Tell whether the model takes a larger batch and what was captured of it does not."""
+    return _fails(recording, captured, larger((recording.args, recording.kwargs)))
 
 
-def fixes_inputs(model: nn.Module, captured: nn.Module, values: Example) -> bool:
-    """Whether the model, in eval mode, takes fewer inputs (no labels), and what was captured of it does not."""
-    return _fails(model, captured, lambda: fewer(model, values))
+def fixes_inputs(recording: Recording, captured: nn.Module) -> bool:
+    """Tell whether the model, in eval mode, takes fewer inputs (no labels), and what was captured of it does not."""
+    return _fails(recording, captured, fewer(recording.model, (recording.args, recording.kwargs)))
 
 
-def _fails(model: nn.Module, captured: nn.Module, calls: Callable[[], Iterator[Example]]) -> bool:
-    reference = clone_tree(model)
+def _fails(recording: Recording, captured: nn.Module, calls: Iterator[Example]) -> bool:
+    reference = clone_tree(recording.model)
     with trying(), evaluating(reference), evaluating(captured):
-        for args, kwargs in itertools.islice(calls(), _MOST_TRIES):
+        for args, kwargs in itertools.islice(calls, _MOST_TRIES):
             try:
-                theirs = run(reference, args, kwargs)
+                theirs = recording.run(reference, args, kwargs)
             except Exception:
                 continue  # the model itself does not take that
             try:
-                if difference(run(captured, args, kwargs), theirs) is not None:
+                if difference(recording.run(captured, args, kwargs), theirs) is not None:
                     return True
             except Exception:
                 return True

@@ -18,16 +18,22 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from fxquant.capture.attempt import Job, exported, record, symbolic_root
+from fxquant.capture.attempt import exported, symbolic_root
 from fxquant.capture.batch import batch_size, fixes_batch, fixes_inputs
+from fxquant.capture.compare import copy_inputs, untouched
 from fxquant.capture.guards import check_fixed, check_given, check_items, check_key, check_same, unpack
 from fxquant.capture.inputs import bind, bind_defaults
-from fxquant.capture.opaque import FEW, with_leaves
-from fxquant.capture.piecewise import piecewise
-from fxquant.core.graph import Region, clone_tree, regions
-from fxquant.core.ops import OPS, OpTable
-from fxquant.core.tree import set_tree, tree_of
+from fxquant.capture.piecewise.opaque import Traced, trace_around
+from fxquant.capture.piecewise.piecewise import piecewise
+from fxquant.capture.reasons import Cause
+from fxquant.capture.recording import Recording
+from fxquant.capture.request import Request, make_request
 from fxquant.errors import CaptureError
+from fxquant.graph.clone_tree import clone_tree
+from fxquant.graph.nodes import record_tensors
+from fxquant.graph.region import Region, regions
+from fxquant.graph.tree import set_tree, tree_of
+from fxquant.ops.table import OPS, OpTable
 
 Method = Literal["auto", "symbolic", "export", "piecewise"]
 Sizes = Literal["example", "any"]
@@ -47,7 +53,6 @@ def capture(
     leaf_names: Collection[str] = (),
     leaf_classes: Collection[type] = (),
     ops: OpTable = OPS,
-    share_tensors: bool = True,
     part: str = "",
     concrete: Mapping[str, Any] | None = None,
 ) -> nn.Module:
@@ -80,84 +85,86 @@ def capture(
             "Use method='auto'."
         )
     if isinstance(model, Region):
-        return _recapture(model, args, kwargs or {}, share_tensors)
-    job = Job(
-        model=model,
-        slots=bind(model, args or (), kwargs or {}, concrete or {}) if has_example else bind_defaults(model),
+        return _recapture(model, args, kwargs or {})
+    request = make_request(
+        model,
+        bind(model, args or (), kwargs or {}, concrete or {}) if has_example else bind_defaults(model),
         has_example=has_example,
         leaf_names=leaf_names,
         leaf_classes=leaf_classes,
         ops=ops,
-        share_tensors=share_tensors,
         free=sizes == "any" or method == "piecewise",
     )
-    attempts: dict[str, Callable[[Job], nn.Module]] = {
-        "auto": lambda job: _climb(job, part),
+    attempts: dict[str, Callable[[Request], nn.Module]] = {
+        "auto": lambda request: _climb(request, part),
         "symbolic": symbolic_root,
         "export": exported,
         "piecewise": piecewise,
     }
-    captured = attempts[method](job)
+    captured = attempts[method](request)
     if concrete and not isinstance(captured, Region):
         set_tree(captured, replace(tree_of(captured), concrete=tuple(concrete.items())))
     return captured
 
 
-def _climb(job: Job, part: str) -> nn.Module:
-    """The first rung that holds; one that holds for any batch size before one that does not."""
+def _climb(request: Request, part: str) -> nn.Module:
+    """Take the first rung that holds; one that holds for any batch size before one that does not."""
     try:
-        region = symbolic_root(job)
+        region = symbolic_root(request)
     except CaptureError as error:
         first = error
     else:
-        return region if job.free else _for_any_batch(job, region, part)
-    if not job.has_example:
+        return region if request.free else _for_any_batch(request, region, part)
+    if not request.has_example:
         raise first
     _announce(part, "failed", first.where, first.reason)
-    if job.free or first.data_dependent or _few_fail(job, first):
-        return piecewise(job)
-    if _can_export(job):
+    whole: Traced | CaptureError = first
+    with contextlib.suppress(CaptureError):
+        whole = trace_around(request, first, root=True)
+    if not (request.free or first.data_dependent or isinstance(whole, Traced)) and _can_export(request):
         try:
-            return exported(job)
+            return exported(request)
         except CaptureError as error:
             log.debug("torch.export fails too: %s", error)
-    return piecewise(job)
+    return piecewise(request, whole)
 
 
-def _for_any_batch(job: Job, region: Region, part: str) -> nn.Module:
-    """The region, or what holds for other calls too (a larger batch, no labels in eval mode), if it does not."""
-    fixes = _fixing(job, region)
+def _for_any_batch(request: Request, region: Region, part: str) -> nn.Module:
+    """Take the region, or what holds for other calls too (a larger batch, no labels in eval mode), if it does not."""
+    fixes = _fixing(request, region)
     if fixes is None:
         return region
     check = next((node for node in region.graph.nodes if node.target in _CHECKS), None)
-    size, where = batch_size(job.call()), str(check.meta.get("where", "")) if check is not None else ""
+    size = batch_size((request.args, request.kwargs))
+    where = str(check.meta.get("where", "")) if check is not None else ""
     limit = f"holds for a batch of {size} only" if fixes is fixes_batch else "needs all of the example inputs"
-    why = f"as one graph it {limit}"
-    attempts: list[Callable[[], nn.Module]] = [lambda: piecewise(job, CaptureError(why, reason=why, where=where))]
-    if _can_export(job) and fixes is fixes_batch:
-        attempts.insert(0, lambda: exported(job))
+    why = (Cause.ONE_BATCH if fixes is fixes_batch else Cause.ALL_INPUTS).because(limit=limit)
+    refused = CaptureError(why.text, why=why, where=where)
+    attempts: list[Callable[[], nn.Module]] = [lambda: piecewise(request, refused)]
+    if _can_export(request) and fixes is fixes_batch:
+        attempts.insert(0, lambda: exported(request))
     for attempt in attempts:
         with contextlib.suppress(CaptureError):
             captured = attempt()
-            if not fixes(job.model, captured, job.call()):
+            if not fixes(request.recording, captured):
                 _announce(part, limit, where, "its code depends on a size" if fixes is fixes_batch else "")
                 return captured
     return region
 
 
-def _fixing(job: Job, region: Region) -> Callable[[nn.Module, nn.Module, Any], bool] | None:
-    """What tells that the region is tied to the example more than the model is."""
+def _fixing(request: Request, region: Region) -> Callable[[Recording, nn.Module], bool] | None:
+    """Tell how the region is tied to the example more than the model is, if it is."""
     checks = {node.target for node in region.graph.nodes} & _CHECKS
-    if checks & {check_same, check_items, unpack} and fixes_batch(job.model, region, job.call()):
+    if checks & {check_same, check_items, unpack} and fixes_batch(request.recording, region):
         return fixes_batch
-    if job.model.training and checks and fixes_inputs(job.model, region, job.call()):
+    if request.model.training and checks and fixes_inputs(request.recording, region):
         return fixes_inputs
     return None
 
 
-def _can_export(job: Job) -> bool:
+def _can_export(request: Request) -> bool:
     """Export has no leaves, so it would ignore what the user asked for, and take regions apart."""
-    return not job.leaf_names and not job.leaf_classes and not any(regions(job.model))
+    return not request.leaf_names and not request.leaf_classes and not any(regions(request.model))
 
 
 def _announce(part: str, what: str, where: str, why: str) -> None:
@@ -171,17 +178,10 @@ def _announce(part: str, what: str, where: str, why: str) -> None:
     )
 
 
-def _few_fail(job: Job, first: CaptureError) -> bool:
-    try:
-        with_leaves(job, first, FEW)
-    except CaptureError:
-        return False
-    return True
-
-
-def _recapture(region: Region, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any], share_tensors: bool) -> Region:
-    again = clone_tree(region, share_tensors=share_tensors)
+def _recapture(region: Region, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any]) -> Region:
+    again = clone_tree(region)
     assert isinstance(again, Region)
     if args is not None or kwargs:
-        record(again, args or (), dict(kwargs))
+        with untouched(again):
+            record_tensors(again, copy_inputs(args or ()), copy_inputs(dict(kwargs)))
     return again

@@ -12,23 +12,28 @@ import dataclasses
 import io
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
-from fxquant.core.snapshot import Snapshot
+from fxquant.capture.untouched.snapshot import Ground, Snapshot
+
+Inputs = TypeVar("Inputs")
 
 # the containers in which fx.Interpreter returns lists and dicts
 _IMMUTABLE: Mapping[type, type] = {immutable_list: list, immutable_dict: dict}
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module) -> Iterator[Snapshot]:
-    """Put back at the end what the model's code may have written to, and the random state."""
-    before = Snapshot(model)
+def untouched(model: nn.Module, ground: Ground | None = None) -> Iterator[Snapshot]:
+    """Put back at the end what the model's code may have written to, and the random state.
+
+    `ground` is what is known of that code already.
+    """
+    before = Snapshot(model, ground=ground)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -50,14 +55,14 @@ def evaluating(model: nn.Module, really: bool = True) -> Iterator[None]:
             module.training = training
 
 
-def run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The model's outputs on copies of the inputs, from a fixed seed. The model is left as it was."""
-    with untouched(model):
+def run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], ground: Ground | None = None) -> Any:
+    """Run a model on copies of the inputs, from a fixed seed, and leave it as it was."""
+    with untouched(model, ground):
         return call(model, args, kwargs)
 
 
 def call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The model's outputs on copies of the inputs."""
+    """Call a model with copies of the inputs."""
     return model(*copy_inputs(args), **copy_inputs(dict(kwargs)))
 
 
@@ -69,12 +74,13 @@ def trying() -> Iterator[None]:
         yield
 
 
-def copy_inputs(value: Any) -> Any:
+def copy_inputs(value: Inputs) -> Inputs:
     """A copy that a run may change: tensors, the containers around them, and objects such as caches."""
-    return pytree.tree_map(_copy_leaf, value)
+    copied: Inputs = pytree.tree_map(_copy_leaf, value)
+    return copied
 
 
-def _copy_leaf(leaf: Any) -> Any:
+def _copy_leaf(leaf: object) -> object:
     if isinstance(leaf, torch.Tensor):
         return leaf.clone()
     if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), nn.Module)):

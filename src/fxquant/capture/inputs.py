@@ -18,8 +18,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxquant.capture.given import is_container, open_container
 from fxquant.capture.guards import check_fixed, check_given, unpack
+from fxquant.capture.reasons import Cause
+from fxquant.capture.symbolic.given import is_container, open_container
 from fxquant.errors import CaptureError
 
 NOTHING = inspect.Parameter.empty
@@ -146,10 +147,11 @@ def _open(create: Create, node: Any, name: str, value: Any, lazy: bool) -> Any:
 
 def _fix(create: Create, node: Any, name: str, value: Any) -> Any:
     if not isinstance(value, PLAIN):
+        why = Cause.ARGUMENT.because(name=name, cls=type(value).__name__)
         raise CaptureError(
-            f"argument {name!r} is a {type(value).__name__}, which is neither a tensor nor a plain value nor a "
-            "container of them. Pass its tensors in tuples, lists or dicts, or register it with "
-            "torch.utils._pytree.register_pytree_node."
+            f"{why.text}. Pass its tensors in tuples, lists or dicts, or register it with "
+            "torch.utils._pytree.register_pytree_node.",
+            why=why,
         )
     create("call_function", check_fixed, (node, name, value), {})
     return value

@@ -7,18 +7,19 @@ differ, the class whose code makes the difference is found by giving its modules
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx, nn
 
-from fxquant.capture.compare import difference, evaluating, run, trying
-from fxquant.capture.origin import forward_line, reason
-from fxquant.core.graph import Region, clone_tree
-from fxquant.core.nodes import tensor_info
-from fxquant.core.ops import OpTable
-from fxquant.core.tree import weighted_parts
+from fxquant.capture.compare import difference, evaluating, trying
+from fxquant.capture.reasons import Cause
+from fxquant.capture.recording import Recording
+from fxquant.capture.source_lines import forward_line, reason
 from fxquant.errors import CaptureError
+from fxquant.graph.clone_tree import clone_tree
+from fxquant.graph.nodes import tensor_info
+from fxquant.graph.region import Region
+from fxquant.graph.tree import weighted_parts
+from fxquant.ops.table import OpTable
 
 _OTHER_INPUTS = "it does not take the example inputs in eval mode"
 
@@ -27,23 +28,22 @@ class ModeError(CaptureError):
     """Code of a module depends on the mode, so a graph in which it is written out holds for one mode only."""
 
 
-def check_eval(model: nn.Module, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_eval(recording: Recording, region: Region) -> None:
     """Raise unless the region of a model in train mode computes what the model computes in eval mode, too."""
-    reference = clone_tree(model)
     called = {str(node.target) for node in region.graph.nodes if node.op == "call_module"}
-    found = _difference(reference, region, args, kwargs)
+    found = _difference(recording, region)
     if found is None:
         return
-    path = _culprit(reference, args, kwargs, called)
+    path = _culprit(recording, called)
     if path is None and found is _OTHER_INPUTS:
         return
-    module = reference.get_submodule(path or "")
-    why = f"{type(module).__name__} branches on self.training, and a graph holds one branch: {found}"
-    raise ModeError(why, reason=why, where=forward_line(module), path=path, data_dependent=True)
+    module = recording.model.get_submodule(path or "")
+    why = Cause.MODE.because(cls=type(module).__name__, found=found)
+    raise ModeError(why.text, why=why, where=forward_line(module), path=path, data_dependent=True)
 
 
 def alike_without_weights(model: nn.Module, path: str) -> list[str]:
-    """The modules of the same class as the one at a path, if they have no weights: calls of them cost nothing."""
+    """Find the modules of the same class as the one at a path, if they have no weights: calls of them cost nothing."""
     cls = type(model.get_submodule(path))
     found = [at for at, module in model.named_modules() if type(module) is cls]
     weighted = any(True for at in found for _ in model.get_submodule(at).parameters())
@@ -69,43 +69,45 @@ def mark_skipped(region: Region, ops: OpTable) -> None:
             module.__dict__["op_class"] = nn.Dropout
 
 
-def _difference(model: nn.Module, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    with trying(), evaluating(model), evaluating(region):
+def _difference(recording: Recording, region: Region) -> str | None:
+    with trying(), evaluating(region):
         try:
-            theirs = run(model, args, kwargs)
+            theirs = recording.evaluated_outputs()
         except Exception:
             return _OTHER_INPUTS
         try:
-            return difference(run(region, args, kwargs), theirs)
+            return difference(recording.run(region, recording.args, recording.kwargs), theirs)
         except Exception as error:
             return f"the graph does not run in eval mode: {reason(error)}"
 
 
-def _culprit(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], called: set[str]) -> str | None:
-    """The path of the module with the fewest weights whose code depends on its mode, but for calls of the graph."""
+def _culprit(recording: Recording, called: set[str]) -> str | None:
+    """Find the module with the fewest weights whose code depends on its mode, but for calls of the graph."""
+    model = clone_tree(recording.model)
     found: dict[type[nn.Module], list[str]] = {}
     for path, module in model.named_modules():
         if not type(module).__module__.startswith("torch.nn") and not isinstance(module, Region):
             inside = any(path == at or path.startswith(f"{at}.") for at in called)
             found.setdefault(type(module), []).extend([] if inside else [path])
-    depends = [paths for paths in found.values() if paths and _depends(model, args, kwargs, paths)]
+    depends = [paths for paths in found.values() if paths and _depends(recording, model, paths)]
     sizes = [(len(weighted_parts(model.get_submodule(paths[0]))), paths[0]) for paths in depends]
     return min(sizes)[1] if sizes else None
 
 
-def _depends(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], paths: list[str]) -> bool:
+def _depends(recording: Recording, model: nn.Module, paths: list[str]) -> bool:
     """Whether the outputs differ if these modules alone are told that they are in the other mode."""
+    args, kwargs = recording.args, recording.kwargs
     with trying():
         for training in (False, True):
             with evaluating(model, not training):
                 try:
-                    plain = run(model, args, kwargs)
+                    plain = recording.run(model, args, kwargs)
                 except Exception:
                     continue
                 for path in paths:
                     model.get_submodule(path).training = not training
                 try:
-                    return difference(run(model, args, kwargs), plain) is not None
+                    return difference(recording.run(model, args, kwargs), plain) is not None
                 except Exception:
                     return True
     return False

@@ -103,19 +103,19 @@ from fxquant.compat.switches import (
     get_observer_state_dict,
     load_observer_state_dict,
 )
-from fxquant.core.custom_config import (
+from fxquant.config.custom_config import (
     ConvertCustomConfig,
     FuseCustomConfig,
     PrepareCustomConfig,
     QuantType,
 )
-from fxquant.core.qconfig import (
+from fxquant.config.qconfig import (
     QConfig,
 )
-from fxquant.core.qconfig_mapping import (
+from fxquant.config.qconfig_mapping import (
     QConfigMapping,
 )
-from fxquant.numerics.standalone import (
+from fxquant.numerics.observers.standalone import (
     ObserverBase,
 )
 from fxquant.quantize_fx import (

@@ -15,11 +15,11 @@ from fxquant.compat.observers import (
     default_fixed_qparams_range_0to1_observer,
     default_fixed_qparams_range_neg1to1_observer,
 )
-from fxquant.core.read_observer import read_factory
-from fxquant.core.spec import Learn, Spec
+from fxquant.config.read_observer import read_factory
+from fxquant.config.spec import Learn, Spec
 from fxquant.errors import ConfigError
 from fxquant.numerics.fake_quant import FakeQuant
-from fxquant.numerics.standalone import WithArgs, torch_names
+from fxquant.numerics.observers.standalone import WithArgs, torch_names
 from fxquant.numerics.switches import Switched
 
 FakeQuantizeBase = Switched

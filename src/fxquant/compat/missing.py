@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _EAGER = "eager mode asks for marks in the model; prepare_fx and convert_fx (or fxquant.quantize) take it as it is."
 _JIT = "TorchScript models are not quantized; give the nn.Module to prepare_fx."
-_TABLES = "ops and modules are one table here, fxquant.core.ops; a Target says what runs in int8."
+_TABLES = "ops and modules are one table here, fxquant.ops.table; a Target says what runs in int8."
 _FUSE = "prepare_fx folds batch norms by itself; fuse_fx does it alone."
 _TORCHAO = "describe the grid with fxquant.Spec: bits, symmetric, granularity, axis, group_size."
 _DEBUG = "it records tensors and finds no range; hook modules of the float model, or use RecordingObserver alone."

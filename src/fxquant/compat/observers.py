@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxquant.core.read_observer import DEFAULT_EPS, Read, passing, spec_of
-from fxquant.core.spec import ObserverKind
+from fxquant.config.read_observer import DEFAULT_EPS, Read, passing, spec_of
+from fxquant.config.spec import ObserverKind
 from fxquant.errors import ConfigError, StageError
-from fxquant.numerics.histogram import BINS
-from fxquant.numerics.standalone import ObserverBase, StandaloneObserver
+from fxquant.numerics.observers.bins import BINS
+from fxquant.numerics.observers.standalone import ObserverBase, StandaloneObserver
 
 
 class UniformQuantizationObserverBase(StandaloneObserver):
@@ -178,7 +178,7 @@ class PlaceholderObserver(_Passing):
     ) -> None:
         name = type(self).__name__
         if custom_op_name:
-            raise ConfigError(f"{name}(custom_op_name={custom_op_name!r}): ops are known by core/ops.py. Leave it out.")
+            raise ConfigError(f"{name}(custom_op_name={custom_op_name!r}): the op table knows ops. Leave it out.")
         super().__init__(dtype, is_dynamic or compute_dtype is not None)
         wanted = compute_dtype or dtype
         self.qscheme, self.quant_min, self.quant_max, self.eps = qscheme, quant_min, quant_max, eps
@@ -226,7 +226,7 @@ class RecordingObserver(ObserverBase):
         raise ConfigError("RecordingObserver keeps tensors and finds no range. Use it by itself, or another observer.")
 
 
-def _refuse(kwargs: dict[str, Any], *names: str, owner: type) -> None:
+def _refuse(kwargs: dict[str, object], *names: str, owner: type) -> None:
     for name in names:
         if name in kwargs:
             raise ConfigError(f"{owner.__name__} has no argument {name!r}.")

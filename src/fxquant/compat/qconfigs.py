@@ -31,7 +31,7 @@ from fxquant.compat.observers import (
     per_channel_weight_observer_range_neg_127_to_127,
     weight_observer_range_neg_127_to_127,
 )
-from fxquant.core.qconfig import QConfig, as_qconfig
+from fxquant.config.qconfig import QConfig, as_qconfig
 from fxquant.targets.defaults import get_default_qat_qconfig_mapping, get_default_qconfig_mapping
 
 QConfigAny = QConfig | None

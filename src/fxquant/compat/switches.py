@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
 from fxquant.errors import ConfigError
-from fxquant.numerics.channel_mean import ChannelMean
 from fxquant.numerics.fake_quant import FakeQuant
+from fxquant.numerics.observers.watcher import Watcher
 from fxquant.numerics.switches import Switched
 
 
@@ -37,14 +36,14 @@ def disable_fake_quant(mod: nn.Module) -> None:
         mod.disable_fake_quant()
 
 
-def get_observer_state_dict(mod: nn.Module) -> dict[str, Any]:
-    """What calibration found: the part of the state_dict that belongs to quantizers, and to channel means."""
-    found = [path for path, module in mod.named_modules() if isinstance(module, (FakeQuant, ChannelMean))]
+def get_observer_state_dict(mod: nn.Module) -> dict[str, object]:
+    """What calibration found: the part of the state_dict that belongs to quantizers, and to what algorithms watched."""
+    found = [path for path, module in mod.named_modules() if isinstance(module, (FakeQuant, Watcher))]
     prefixes = tuple(f"{path}." if path else "" for path in found)
     return {key: value for key, value in mod.state_dict().items() if prefixes and key.startswith(prefixes)}
 
 
-def load_observer_state_dict(mod: nn.Module, obs_dict: Mapping[str, Any]) -> None:
+def load_observer_state_dict(mod: nn.Module, obs_dict: Mapping[str, object]) -> None:
     """Load what `get_observer_state_dict` gave, into a model that was prepared in the same way."""
     own = get_observer_state_dict(mod)
     missing, unexpected = sorted(own.keys() - obs_dict.keys()), sorted(obs_dict.keys() - own.keys())

@@ -9,11 +9,11 @@ import torch
 from torch import fx, nn
 
 from fxquant.capture.guards import check_fixed, pack, take_item, unpack
-from fxquant.core.compat import decomposed
-from fxquant.core.graph import Region
-from fxquant.core.nodes import TensorInfo
-from fxquant.core.paths import get_attr
 from fxquant.errors import ConfigError
+from fxquant.graph.nodes import TensorInfo
+from fxquant.graph.paths import get_attr
+from fxquant.graph.region import Region, origin_of
+from fxquant.graph.torch_compat import decomposed
 
 _UNKNOWN = object()
 _DRAWN = (torch.bool, torch.uint8, torch.int8)
@@ -39,10 +39,10 @@ def example_of(model: nn.Module) -> dict[str, Any]:
     return made
 
 
-def _argument(placeholder: fx.Node, random: torch.Generator, model: Region) -> Any:
+def _argument(placeholder: fx.Node, random: torch.Generator, model: Region) -> object:
     info = placeholder.meta.get("tensor")
-    if model._region.method == "leaf" and isinstance(info, TensorInfo) and not info.shape:
-        return _UNKNOWN  # see capture/leaf.py: it was never called
+    if origin_of(model).method == "leaf" and isinstance(info, TensorInfo) and not info.shape:
+        return _UNKNOWN  # see capture/piecewise/stock_region.py: it was never called
     drawn = _drawn(info, _range_of(placeholder, model), random)
     taken: dict[Any, Any] = {
         user.args[1]: _argument(user, random, model) for user in placeholder.users if user.target is take_item
@@ -57,7 +57,7 @@ def _argument(placeholder: fx.Node, random: torch.Generator, model: Region) -> A
     return drawn
 
 
-def _drawn(info: Any, limits: tuple[float, float], random: torch.Generator) -> Any:
+def _drawn(info: object, limits: tuple[float, float], random: torch.Generator) -> Any:
     if isinstance(info, tuple):
         return tuple(_drawn(item, limits, random) for item in info)
     if not isinstance(info, TensorInfo):

@@ -1,38 +1,41 @@
 """Hooks on the modules of a lowered region. They are run as in the plain graph, so while there are any, that is run.
 
 A kernel takes the relu after a convolution in, and tensors between kernels lie as kernels like: a hook on that relu
-would not be called, or see something else. The plain graph calls every module without a weight that the float model
-calls.
+would not be called, or see something else. The plain graph calls every module that the float model calls: the
+convolutions and linears too, which are the modules that hold their integers.
 """
 
 from __future__ import annotations
 
 import logging
-import types
+from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
-from fxquant.core import compat
-from fxquant.core.graph import Region
-from fxquant.core.ops import OPS
+from fxquant.engines.read_qdq import weight_path
 from fxquant.engines.watch import called_modules
-from fxquant.passes.fill_grids import filled_graph
+from fxquant.graph import torch_compat
+from fxquant.graph.lowering import Runner, filled_graph, reference_graph, run_instead, run_own_graph, runs_own_graph
+from fxquant.graph.region import Region, region_name
+from fxquant.ops.table import OPS
 
 log = logging.getLogger("fxquant")
+
+_MAKE_WEIGHTS = (*torch_compat.DEQUANTIZE_OPS, torch_compat.UNPACK)
 
 
 class Hooks:
     """Whether someone listens in on a region. Looked at before each call, so it counts rather than searches."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, told: bool = False) -> None:
         self.made: int | None = -1
         self.found = False
-        self.told = False
+        self.told = told  # that the region is slower for them
         self._paths: list[str] | None = None
 
     def listen(self, region: Region) -> bool:
         """Whether there are hooks. If they are on modules that kernels stand for, the region runs its plain graph."""
-        made = compat.hooks_made()
+        made = torch_compat.hooks_made()
         if made is None or made != self.made or self.found:  # to remove one is not counted
             self._look(region)
             self.made = made
@@ -42,31 +45,68 @@ class Hooks:
         if self._paths is None:
             self._paths = _stock_paths(region)
         parts = [part for path in self._paths for part in region.get_submodule(path).modules()]
-        inside = compat.has_global_hooks() or any(map(_has_hooks, parts))
+        inside = torch_compat.has_global_hooks() or any(map(_has_hooks, parts))
         if not inside:
-            region.__dict__.pop("forward", None)
-        elif "forward" not in region.__dict__:
-            region.__dict__["forward"] = _plain_forward(region)
+            run_own_graph(region)
+        elif runs_own_graph(region):
+            run_instead(region, type(Region(nn.Module(), _calling(region))).forward)
             if not self.told:
                 self.told = True
-                log.warning("%r runs its plain graph, without kernels, while modules in it have hooks", _name(region))
+                log.warning(
+                    "%r runs its plain graph, without kernels, while modules in it have hooks", region_name(region)
+                )
         self.found = inside or any(map(_has_hooks, called_modules(region)))
 
 
-def _name(region: Region) -> str:
-    return region._region.path or region._region.user_class.__name__
+class Plain(Runner):
+    """Runs the graph of a region as it is, and hooks as they come."""
+
+    engine = "reference"
+
+    def __init__(self) -> None:
+        self.hooks = Hooks(told=True)
+
+    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        self.hooks.listen(region)
+        return region.run_graph(args, kwargs)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Plain, ()
+
+    def renew(self) -> None:
+        self.hooks = Hooks(told=True)
 
 
 def _stock_paths(region: Region) -> list[str]:
-    """The modules that the plain graph calls and kernels may stand for."""
-    assert region._region.reference is not None
-    called = [target for op, _, target, *_ in region._region.reference["rows"] if op == "call_module"]
-    return [path for path in dict.fromkeys(called) if OPS.of(type(region.get_submodule(path))) is not None]
+    """The modules that the float model calls and the graph, or its kernels, may stand for."""
+    graph = reference_graph(region)
+    called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    stock = [path for path in dict.fromkeys(called) if OPS.of(type(region.get_submodule(path))) is not None]
+    return [*stock, *dict.fromkeys(path for path in _weighted(region, graph).values())]
 
 
-def _plain_forward(region: Region) -> types.MethodType:
-    plain = type(Region(nn.Module(), filled_graph(region)))
-    return types.MethodType(plain.forward, region)
+def _weighted(region: Region, graph: fx.Graph) -> dict[fx.Node, str]:
+    """The products with integer weights, with the paths of the modules that hold these."""
+    found = {}
+    for node in graph.nodes:
+        op = OPS.of_node(node, region) if node.op == "call_function" else None
+        path = weight_path(region, node.args[1]) if op is not None and op.is_product and len(node.args) > 1 else None
+        if path is not None and not any(isinstance(arg, fx.Node) for arg in node.args[3:]):
+            found[node] = path
+    return found
+
+
+def _calling(region: Region) -> fx.Graph:
+    """The plain graph, with products as calls of modules."""
+    graph = filled_graph(region)
+    for node, path in _weighted(region, graph).items():
+        with graph.inserting_before(node):
+            call = graph.call_module(path, node.args[:1])
+        call.meta.update(node.meta)
+        node.replace_all_uses_with(call)
+        graph.erase_node(node)
+    graph.eliminate_dead_code(lambda node: node.op != "get_attr" and node.target not in _MAKE_WEIGHTS)
+    return graph
 
 
 def _has_hooks(module: nn.Module) -> bool:

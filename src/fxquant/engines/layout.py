@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxquant.core import compat
+from fxquant.graph import torch_compat
 
 Layout = bool | tuple[int, ...]
 
 _PICTURES = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-@compat.on_plain_sizes
+@torch_compat.on_plain_sizes
 def of(known: Tensor | Layout) -> Layout:
     """The layout that is known, or that of a tensor."""
     if not isinstance(known, Tensor):
@@ -31,11 +31,11 @@ def of(known: Tensor | Layout) -> Layout:
     return True if known.dim() in _PICTURES and strides == _last_strides(known.shape) else strides
 
 
-@compat.on_plain_sizes
+@torch_compat.on_plain_sizes
 def after_conv(known: Tensor | Layout, x: Tensor, weight: Tensor, result: Tensor, geometry: Any = None) -> Layout:
     """Of a convolution: channels last if the input or the weight is. torch makes lines contiguous first.
 
-    `geometry` is needed for volumes: stride, padding, dilation, groups.
+    `geometry` is needed for volumes: stride, padding, dilation, groups. Transposed ones need none.
     """
     dims = weight.dim()
     if dims not in _PICTURES:
@@ -43,14 +43,14 @@ def after_conv(known: Tensor | Layout, x: Tensor, weight: Tensor, result: Tensor
     last = known if isinstance(known, bool) else _is_last(x.shape, _strides(known), dims)
     if not last and (weight.is_contiguous() or not _is_last(weight.shape, weight.stride(), dims)):
         return False
-    if dims == 5:
-        with compat.unseen():
-            if not compat.keeps_volumes_last(x.shape, weight.shape, geometry):
+    if dims == 5 and geometry is not None:
+        with torch_compat.unseen():
+            if not torch_compat.keeps_volumes_last(x.shape, weight.shape, geometry):
                 return False
     return True if result.dim() == dims else _last_strides((1, *result.shape))[1:]
 
 
-@compat.on_plain_sizes
+@torch_compat.on_plain_sizes
 def after_pool(known: Tensor | Layout, x: Tensor) -> Layout:
     """Of ops that know two layouts, of pictures and volumes."""
     if x.dim() not in _PICTURES:
@@ -58,13 +58,13 @@ def after_pool(known: Tensor | Layout, x: Tensor) -> Layout:
     return known if isinstance(known, bool) else _is_last(x.shape, _strides(known), x.dim())
 
 
-@compat.on_plain_sizes
+@torch_compat.on_plain_sizes
 def after_cat(knowns: Sequence[Tensor | Layout], tensors: Sequence[Tensor]) -> Layout:
     """Of joined tensors: channels last if all of them are."""
     return all(after_pool(known, x) for known, x in zip(knowns, tensors, strict=True))
 
 
-@compat.on_plain_sizes
+@torch_compat.on_plain_sizes
 def after_each(knowns: Sequence[Tensor | Layout], tensors: Sequence[Tensor], result: Tensor) -> Layout:
     """Of an op that is done element by element."""
     layouts = [of(known) for known in knowns]
@@ -72,7 +72,7 @@ def after_each(knowns: Sequence[Tensor | Layout], tensors: Sequence[Tensor], res
     alike = isinstance(first, bool) and layouts.count(first) == len(layouts)
     if alike and (not first or len(layouts) == 1 or any(x.shape == result.shape for x in tensors)):
         return first
-    with compat.unseen():
+    with torch_compat.unseen():
         made: Any = 0
         for x, layout in zip(tensors, layouts, strict=True):
             made = made + torch.empty_strided(x.shape, _wanted(x.shape, layout), device="meta")
@@ -84,7 +84,7 @@ def restored(x: Tensor, layout: Layout) -> Tensor:
     strides = _wanted_strides(x, layout)
     if x.stride() == strides:
         return x
-    if compat.is_traced():  # sizes are not to be fixed
+    if torch_compat.is_traced():  # sizes are not to be fixed
         return x.contiguous(memory_format=_PICTURES[x.dim()] if layout is True else torch.contiguous_format)
     if isinstance(layout, tuple):
         return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
@@ -93,7 +93,7 @@ def restored(x: Tensor, layout: Layout) -> Tensor:
     return x.contiguous(memory_format=form).as_strided(x.shape, strides)
 
 
-@compat.on_plain_sizes
+@torch_compat.on_plain_sizes
 def _wanted_strides(x: Tensor, layout: Layout) -> tuple[int, ...]:
     return _wanted(x.shape, layout)
 

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ _TURN = 0.1  # seconds of counted calls
 
 
 def time_interleaved(
-    calls: Mapping[str, Callable[[], Any]], *, seconds: float = 2.0, rounds: int = 200
+    calls: Mapping[str, Callable[[], object]], *, seconds: float = 2.0, rounds: int = 200
 ) -> dict[str, Timing]:
     """Call each in turn until the time or the rounds are used up; at least five rounds after one to warm up.
 

@@ -1,12 +1,11 @@
-"""What a region was when something was made of it: a kept run, or a graph for another runtime."""
+"""What a region was when something was made of it: machine code, or a graph for another runtime."""
 
 from __future__ import annotations
 
 import operator
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import getitem
+from operator import getitem, is_
 from typing import Any
 
 import torch
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from fxquant.core.graph import Region
-from fxquant.engines.onednn_kernels import Kernel
-from fxquant.numerics.counted import Counted
+from fxquant.engines.onednn.kernel_modules import Kernel
+from fxquant.graph.region import Region
+from fxquant.numerics.grid import Grid
 
 _version = operator.attrgetter("_version")
 
@@ -27,24 +26,23 @@ class Watch:
 
     tables: list[dict[str, Any]]  # where the tensors stand in the model
     names: list[str]
-    numbers: list[int]  # their ids
-    tensors: list[Tensor]  # alive, so that the ids stay theirs
-    copied: list[Tensor]  # those whose values were copied
+    tensors: list[Tensor]
+    counted: list[Tensor]  # one for all that share a version counter
     versions: list[int]
-    pointers: list[int]  # to their memory
+    pointers: list[int]  # to their memory, which `tensor.data = ...` makes another
     modes: list[tuple[nn.Module, bool]]  # those that do another thing in train mode, and whether they are in it
     blind: bool  # some do not count what is written to them
 
     def holds(self) -> bool:
         """Whether all is as it was. A few passes in C: between two runs, none of the objects is in the caches."""
         try:
-            if list(map(id, map(getitem, self.tables, self.names))) != self.numbers:
+            if not all(map(is_, map(getitem, self.tables, self.names), self.tensors)):
                 return False
         except KeyError:
             return False
-        if self.blind or list(map(_version, self.copied)) != self.versions:
+        if self.blind or list(map(_version, self.counted)) != self.versions:
             return False
-        if list(map(Tensor.data_ptr, self.copied)) != self.pointers:
+        if list(map(Tensor.data_ptr, self.tensors)) != self.pointers:
             return False
         return all(module.training is training for module, training in self.modes)
 
@@ -56,27 +54,26 @@ class Watch:
         return found
 
 
-def watch(region: Region, held: Iterable[Tensor] | None = None) -> Watch:
-    """Watch a region. `held` are the tensors that are used as they are then; without it, all values were copied."""
-    wanted = None if held is None else {id(tensor) for tensor in held}
-    places, copied = [], []
+def watch(region: Region) -> Watch:
+    """Watch a region, of whose tensors copies were made."""
+    places = []
     for module in region.modules():
-        is_weight = isinstance(module, Counted)  # kernels and graphs hold copies
+        if isinstance(module, Grid) and module.scale.dim() == 0:  # passes/fill_grids.py looks at it
+            continue
         for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is not None and (is_weight or wanted is None or id(tensor) in wanted):
-                    places.append((table, name, tensor))
-                    copied += [tensor] if is_weight or wanted is None else []
+            places += [(table, name, tensor) for name, tensor in table.items() if tensor is not None]
+    tensors = [tensor for _, _, tensor in places]
     modes = [(module, module.training) for module in called_modules(region) if not _is_steady(module)]
-    blind = any(tensor.is_inference() for tensor in copied)
+    blind = any(tensor.is_inference() for tensor in tensors)
+    bases = (tensor if tensor._base is None else tensor._base for tensor in tensors)
+    counted = list({id(tensor): tensor for tensor in bases}.values())
     return Watch(
         tables=[table for table, _, _ in places],
         names=[name for _, name, _ in places],
-        numbers=[id(tensor) for _, _, tensor in places],
-        tensors=[tensor for _, _, tensor in places],
-        copied=copied,
-        versions=[] if blind else list(map(_version, copied)),
-        pointers=list(map(Tensor.data_ptr, copied)),
+        tensors=tensors,
+        counted=counted,
+        versions=[] if blind else list(map(_version, counted)),
+        pointers=list(map(Tensor.data_ptr, tensors)),
         modes=modes,
         blind=blind,
     )

@@ -5,53 +5,63 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fxquant.core.graph import Region, regions
-from fxquant.core.snapshot import left_as_it_was
-from fxquant.core.tree import tree_of
-from fxquant.core.waiting import Waiting, begin
+from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.errors import CalibrationError, StageError
-from fxquant.numerics.channel_mean import ChannelMean
+from fxquant.graph.first_call import Waiting, begin
+from fxquant.graph.region import Region, Stage, regions, stage_of
+from fxquant.graph.tree import tree_of
+from fxquant.numerics.distributed.merge import merging_over_ranks
 from fxquant.numerics.fake_quant import FakeQuant
-from fxquant.numerics.merge_ranks import merging_over_ranks
-from fxquant.numerics.observers import Observer
+from fxquant.numerics.observers.table import Observer
+from fxquant.numerics.observers.watcher import Watcher
+from fxquant.progress import following
 
 
-def calibrate(prepared: nn.Module, data: Iterable[Any], *, num_batches: int | None = None) -> nn.Module:
+def calibrate(
+    prepared: nn.Module, data: Iterable[object], *, num_batches: int | None = None, progress: bool = False
+) -> nn.Module:
     """Feed batches to a prepared model and return it.
 
     A batch is a tensor, a dict of keyword arguments, or a tuple or list of positional arguments; what goes beyond the
     example inputs given to `prepare_fx` (labels, mostly) is left out. With torch.distributed, every rank gives its own
     share of the data, and all end with the ranges of the whole. A model from `prepare_qat_fx` trains from these ranges.
+    `progress` shows a bar, in a terminal.
+
+    Example:
+        >>> prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (loader[0],))
+        >>> quantized = fq.convert_fx(fq.calibrate(prepared, loader))
     """
     if isinstance(prepared, Waiting):
         batch, data = peek(data)
         args, kwargs = as_example(batch, prepared)
         begin(prepared, args, kwargs or {})
-    stages = {region._region.stage for _, region in regions(prepared)}
-    if "prepared" not in stages and not (tree_of(prepared).method and not stages):  # there may be nothing to quantize
+    stages = {stage_of(region) for _, region in regions(prepared)}
+    nothing = bool(tree_of(prepared).method) and not stages  # to quantize
+    if Stage.PREPARED not in stages and not nothing:
         what = f"a {stages.pop()} model" if stages else "a plain module"
         raise StageError(f"calibrate needs a model from prepare_fx or prepare_qat_fx, and got {what}.")
     if prepared.training:
         raise StageError("calibrate runs in eval mode: call prepared.eval() first.")
     check_data(data)
     count = 0
-    means = [module for module in prepared.modules() if isinstance(module, ChannelMean)]
+    watchers = [module for module in prepared.modules() if isinstance(module, Watcher)]
     with (
         torch.no_grad(),
         left_as_it_was(prepared, code_only=True),  # class attributes and globals are the float model's, too
         _observing(prepared) as observers,
-        merging_over_ranks([*observers, *means]),
+        merging_over_ranks([*observers, *watchers]),
     ):
-        for batch in data:
-            if num_batches is not None and count >= num_batches:
-                break
-            run_batch(prepared, batch)
+        for batch in following(data, "calibrating", wanted=progress, most=num_batches):
+            made = run_batch(prepared, batch)
+            if isinstance(made, Iterator):  # a forward with `yield` runs as it is asked
+                deque(made, maxlen=0)
             count += 1
     if not count and stages and not any(observer.seen for observer in observers):
         raise CalibrationError("the calibration data has no batches. Give at least one; about 100 images is usual.")
@@ -86,7 +96,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def run_batch(prepared: nn.Module, batch: Any) -> Any:
+def run_batch(prepared: nn.Module, batch: object) -> Any:
     """Call the model with a batch in any of the forms that `calibrate` takes."""
     tree = tree_of(unwrapped(prepared))
     fixed = dict(tree.concrete)
@@ -98,7 +108,7 @@ def run_batch(prepared: nn.Module, batch: Any) -> Any:
     return prepared(batch, **fixed)
 
 
-def check_data(data: Any) -> None:
+def check_data(data: object) -> None:
     """Raise unless data is an iterable of batches, and not a batch itself."""
     if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
         raise CalibrationError(
@@ -106,7 +116,7 @@ def check_data(data: Any) -> None:
         )
 
 
-def peek(data: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+def peek(data: Iterable[object]) -> tuple[Any, Iterable[Any]]:
     """The first batch, and data that still has it: a one-shot iterator is put together again."""
     check_data(data)
     iterator = iter(data)
@@ -119,7 +129,7 @@ def peek(data: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
     return first, data
 
 
-def as_example(batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+def as_example(batch: object, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
     """Example inputs from a batch: a tuple gives as many arguments as forward has without a default (labels go)."""
     parameters = inspect.signature(model.forward).parameters
     if isinstance(batch, Mapping):

@@ -13,95 +13,73 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from fxquant.core.graph import Region, clone_tree, regions
-from fxquant.core.mapping import Rules
-from fxquant.core.plan import Request
-from fxquant.core.target import Target
-from fxquant.core.verify import Pass, run_passes
-from fxquant.passes.annotate import annotate
-from fxquant.passes.bias_correct import watch_means
-from fxquant.passes.boundary import quantize_boundary
-from fxquant.passes.choose import choose
-from fxquant.passes.custom_modules import mark_custom
-from fxquant.passes.insert import insert
-from fxquant.passes.insert_blocks import Shared, insert_blocks
-from fxquant.passes.split_ops import split_ops
-from fxquant.passes.watch import Needs, name_sites, needs, recall, unwatch, watch
-from fxquant.targets import by_name, of_engine
+from fxquant.config.rules import Rules
+from fxquant.config.target import Target
+from fxquant.engines.engine import Engine
+from fxquant.engines.native.settings import Native
+from fxquant.engines.table import as_engine
+from fxquant.flows.pipelines import DECIDE, DECIDE_QAT, WATCH
+from fxquant.graph.amendments import Amendments
+from fxquant.graph.clone_tree import clone_tree
+from fxquant.graph.context import Context
+from fxquant.graph.notes import Request
+from fxquant.graph.region import Region, plan_of, regions
+from fxquant.graph.run_passes import run_passes
+from fxquant.passes.watch import Needs, needs
 
 
 def decide(
     prepared: nn.Module,
     *,
     target: Target | None = None,
-    engine: str = "onednn",
+    engine: Engine | Native | str = "onednn",
     rules: Rules | None = None,
+    amendments: Amendments | None = None,
     in_place: bool = False,
 ) -> nn.Module:
     """The model with quantizers in place, in the state of observing. It shares its tensors with `prepared`.
 
     The target is `target`; or what the model was prepared for; or what `engine` asks for. `rules` go before those that
-    it was prepared with, except in standalone modules that have their own. Batch norms stay folded as they are. Regions
-    of which all is decided (from prepare_qat_fx or freeze) stay as they are.
+    it was prepared with, except in standalone modules that have their own; `amendments` change what comes out of both.
+    Batch norms stay folded as they are. Regions of which all is decided (from prepare_qat_fx or freeze) stay so.
     """
     if not any(is_open(region) for _, region in regions(prepared)):
         return prepared
     decided = prepared if in_place else clone_tree(prepared)
 
-    def hardware(region: Region) -> Target:
-        return target or _request(region).target or by_name(of_engine(engine))
+    def context(region: Region) -> Context:
+        request = _request(region)
+        return Context(
+            target=target or request.target or as_engine(engine).target(),
+            rules=None if request.own_rules else rules,
+            amendments=amendments or Amendments(),
+        )
 
-    def ask(region: Region) -> Region:
-        return region if rules is None or _request(region).own_rules else choose(region, rules)
-
-    passes: tuple[tuple[str, Pass], ...] = (
-        ("unwatch", unwatch),
-        ("choose", ask),
-        ("split_ops", lambda region: split_ops(region, hardware(region))),
-        ("annotate", lambda region: annotate(region, hardware(region))),
-        ("mark_custom", mark_custom),
-        ("insert", insert),
-        ("watch_means", watch_means),
-        ("quantize_boundary", lambda region: _bound(region, hardware(region))),
-        ("recall", recall),
-    )
-    run_passes(decided, passes, "prepared", only=is_open)
-    return _closed(decided)
+    run_passes(decided, DECIDE, context, only=is_open)
+    _close(decided)
+    return decided
 
 
 def watch_for(model: nn.Module, targets: Iterable[Target]) -> nn.Module:
-    """Watch, in place, what decisions for any of these targets need to know of the tensors of a float model."""
+    """Watch, in place, what decisions for any of these targets need to know of the tensors of a float model.
+
+    What comes back is a copy that is decided for the first of them.
+    """
     wanted: dict[str, list[Needs]] = {}
-    for target in targets:
-        for path, region in regions(decide(model, target=target)):
-            wanted.setdefault(path, []).append(needs(region))
+    decided = [(target, decide(model, target=target)) for target in targets]
+    for target, made in decided:
+        for path, region in regions(made):
+            wanted.setdefault(path, []).append(needs(region, Context(target=target)))
     of_region = {id(region): wanted[path] for path, region in regions(model)}
-    return run_passes(
-        model, (("watch", lambda region: watch(region, of_region[id(region)])),), "prepared", only=is_open
-    )
+    run_passes(model, WATCH, lambda region: Context(needs=of_region[id(region)]), only=is_open)
+    return decided[0][1]
 
 
 def decide_for_training(model: nn.Module, target: Target) -> nn.Module:
     """Put the quantizers and blocks of one target into a float model, in place, to be trained."""
-    shared: Shared = {}
-    passes: tuple[tuple[str, Pass], ...] = (
-        ("split_ops", lambda region: split_ops(region, target)),
-        ("annotate", lambda region: annotate(region, target)),
-        ("mark_custom", mark_custom),
-        ("insert", lambda region: insert(region, training=True)),
-        ("insert_blocks", lambda region: insert_blocks(region, shared)),
-        ("quantize_boundary", lambda region: _bound(region, target, training=True)),
-        ("name_sites", name_sites),
-    )
-    run_passes(model, passes, "prepared", only=is_open)
-    return _closed(model)
-
-
-def _bound(region: Region, target: Target, *, training: bool = False) -> Region:
-    """Integers at the boundary, where they were asked for."""
-    request = _request(region)
-    spec = request.boundary or target.activation
-    return quantize_boundary(region, [*request.inputs], [*request.outputs], spec.trained() if training else spec)
+    run_passes(model, DECIDE_QAT, Context(target=target, training=True), only=is_open)
+    _close(model)
+    return model
 
 
 def leaves_target_open(model: nn.Module) -> bool:
@@ -111,16 +89,15 @@ def leaves_target_open(model: nn.Module) -> bool:
 
 def is_open(region: Region) -> bool:
     """Whether nothing is decided about a region yet."""
-    return region._region.request is not None
+    return plan_of(region).request is not None
 
 
-def _closed(model: nn.Module) -> nn.Module:
+def _close(model: nn.Module) -> None:
     for _, region in regions(model):
-        region._region.request = None
-    return model
+        plan_of(region).request = None
 
 
 def _request(region: Region) -> Request:
-    request = region._region.request
+    request = plan_of(region).request
     assert isinstance(request, Request)
     return request

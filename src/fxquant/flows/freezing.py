@@ -5,40 +5,60 @@ The functions take a model, or serve as `model.apply(freeze_observers)`. `model.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from fxquant.errors import ConfigError
 from fxquant.numerics.fake_quant import FakeQuant
-from fxquant.numerics.fold import FROZEN, BatchNorm
+from fxquant.numerics.weights.fold_norm import FROZEN, BatchNorm
 
 
 def freeze_bn_stats(model: nn.Module) -> None:
-    """Let every batch norm use its running statistics, also in train mode, and no longer update them."""
+    """Let every batch norm use its running statistics, also in train mode, and no longer update them.
+
+    Example:
+        >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping(), (loader[0],))
+        >>> fq.freeze_bn_stats(prepared)  # after the first epochs
+    """
     for norm in model.modules():
         if isinstance(norm, BatchNorm) and FROZEN not in norm.__dict__:
             norm.__dict__[FROZEN] = norm.register_forward_pre_hook(_use_running).id
 
 
 def unfreeze_bn_stats(model: nn.Module) -> None:
-    """Undo `freeze_bn_stats`."""
+    """Undo `freeze_bn_stats`.
+
+    Example:
+        >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping(), (loader[0],))
+        >>> fq.freeze_bn_stats(prepared)
+        >>> fq.unfreeze_bn_stats(prepared)
+    """
     for norm in model.modules():
         if isinstance(norm, BatchNorm) and FROZEN in norm.__dict__:
             norm._forward_pre_hooks.pop(norm.__dict__.pop(FROZEN), None)
 
 
-def _use_running(norm: nn.Module, args: Any) -> None:
+def _use_running(norm: nn.Module, args: object) -> None:
     norm.training = False
 
 
 def freeze_observers(model: nn.Module) -> None:
-    """Keep observed ranges as they are. Learned ones go on learning; weights keep the range that they have."""
+    """Keep observed ranges as they are. Learned ones go on learning; weights keep the range that they have.
+
+    Example:
+        >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping(), (loader[0],))
+        >>> fq.freeze_observers(prepared)  # ranges stay as they are from here
+    """
     _observe(model, False)
 
 
 def unfreeze_observers(model: nn.Module) -> None:
-    """Let observed ranges follow the data again."""
+    """Let observed ranges follow the data again.
+
+    Example:
+        >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping(), (loader[0],))
+        >>> fq.freeze_observers(prepared)
+        >>> fq.unfreeze_observers(prepared)
+    """
     _observe(model, True)
 
 

@@ -19,15 +19,15 @@ import torch
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from fxquant.core.files import replacing
-from fxquant.core.graph import regions
 from fxquant.errors import CalibrationError, ConfigError, StageError
+from fxquant.files import replacing
 from fxquant.flows.calibrate import run_batch
 from fxquant.flows.freezing import FreezeSchedule
-from fxquant.numerics.ranks import agree_on_mean, world_size
+from fxquant.graph.region import Stage, regions, stage_of
+from fxquant.numerics.distributed.agree import agree_on_mean, world_size
+from fxquant.numerics.learned.table import RANGES
 
 Loss = Callable[[Any, Any], Tensor]
-RANGES = ("scale", "log2_threshold", "offset")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +60,13 @@ def train_qat(
     Observers are frozen after the share `observers_until` of all steps, batch norm statistics after `bn_stats_until`.
     With `checkpoint`, the run is saved there after each epoch, and goes on from there if the file exists. Each rank of
     torch.distributed is to give its own share of the data and a model in DistributedDataParallel.
+
+    Example:
+        >>> labelled = [(x, torch.tensor([0, 1])) for x in loader]
+        >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping(), (loader[0],))
+        >>> result = fq.train_qat(prepared, labelled, epochs=1, progress=False)
     """
-    if not any(region._region.stage == "prepared" for _, region in regions(prepared)):
+    if not any(stage_of(region) is Stage.PREPARED for _, region in regions(prepared)):
         raise StageError("train_qat needs a model from prepare_qat_fx.")
     if epochs < 1 or lr <= 0:
         raise ConfigError(f"train_qat(epochs={epochs}, lr={lr}): expected at least one epoch and a positive rate.")
@@ -102,7 +107,13 @@ def train_qat(
 
 
 def parameter_groups(model: nn.Module, lr: float, range_lr: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Groups for an optimizer: weights; vectors, which do not decay; and learned ranges."""
+    """Groups for an optimizer: weights; vectors, which do not decay; and learned ranges.
+
+    Example:
+        >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping(), (loader[0],))
+        >>> groups = fq.parameter_groups(prepared, lr=1e-3, range_lr=1e-2, weight_decay=1e-4)
+        >>> optimizer = torch.optim.AdamW(groups)
+    """
     weights: list[Tensor] = []
     vectors: list[Tensor] = []
     ranges: list[Tensor] = []
@@ -163,7 +174,7 @@ class _Run:
             save_to(state, part)
 
 
-def save_to(state: dict[str, Any], path: Path) -> None:
+def save_to(state: dict[str, object], path: Path) -> None:
     """torch.save, whose errors of the disk are RuntimeErrors."""
     buffer = io.BytesIO()
     torch.save(state, buffer)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from fxquant.capture.wrap import wrap
+from fxquant.capture.symbolic.wrap import wrap
 from fxquant.modules.linears import linear_of
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from fxquant.capture.wrap import wrap
+from fxquant.capture.symbolic.wrap import wrap
 from fxquant.modules.linears import linear_of
 
 State = tuple[Tensor, ...]

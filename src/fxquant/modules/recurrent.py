@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from typing_extensions import Self
 
-from fxquant.capture.wrap import wrap
-from fxquant.core import compat
-from fxquant.core.graph import runs_step_by_step, scan_all
+from fxquant.capture.symbolic.wrap import wrap
+from fxquant.graph import torch_compat
+from fxquant.graph.scan import runs_step_by_step, scan_all
 from fxquant.modules.cells import State, make_step
 from fxquant.modules.linears import linear_of
 
@@ -59,7 +59,7 @@ class _Recurrent(nn.Module):
         """From the stock module, whose tensors it shares."""
         return cls(module)
 
-    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:
+    def forward(self, input: Tensor | PackedSequence, hx: object = None) -> Any:
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx)
         batched = input.dim() == 3
@@ -74,7 +74,7 @@ class _Recurrent(nn.Module):
             x, states = x.squeeze(1), tuple(state.squeeze(1) for state in states)
         return x, self._result(states)
 
-    def _forward_packed(self, packed: PackedSequence, hx: Any) -> Any:
+    def _forward_packed(self, packed: PackedSequence, hx: object) -> Any:
         """A packed sequence holds the steps one after the other; a step holds the sequences that still go on."""
         given = self._given(hx)
         if given is not None and packed.sorted_indices is not None:
@@ -126,10 +126,10 @@ def _scan(
 ) -> tuple[Tensor, State]:
     """One direction over all time steps: (outputs in the form of `x`, final state)."""
     projected = direction.ih(x)
-    if sizes is None and torch.compiler.is_exporting() and compat.has_scan():
+    if sizes is None and torch.compiler.is_exporting() and torch_compat.has_scan():
         return _scan_in_graph(direction.step, projected, state, backwards)
     if sizes is None and (at_once := scan_all(direction.step, projected, state, backwards)) is not None:
-        return at_once  # type: ignore[no-any-return]
+        return at_once
     steps = projected.unbind(0) if sizes is None else projected.split(list(sizes))
     outputs: list[Tensor] = []
     for step in reversed(steps) if backwards else steps:
@@ -152,7 +152,7 @@ def _scan_in_graph(step: Any, projected: Tensor, state: State, backwards: bool) 
         new = tuple(step(x, *carried))
         return new, new[0].clone()
 
-    final, outputs = compat.scan(combine, state, projected, reverse=backwards)
+    final, outputs = torch_compat.scan(combine, state, projected, reverse=backwards)
     return outputs, tuple(final)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fxquant.capture.bodies import replace_module
+from fxquant.capture.piecewise.wrapped_bodies import replace_module
 from fxquant.modules.attention import MultiheadAttention
 from fxquant.modules.cells import GRUCell, LSTMCell, RNNCell
 from fxquant.modules.recurrent import GRU, LSTM, RNN

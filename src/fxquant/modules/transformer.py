@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from fxquant.capture.wrap import wrap
+from fxquant.capture.symbolic.wrap import wrap
 from fxquant.modules.attention import MultiheadAttention
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxquant.core.spec import Spec
-from fxquant.numerics.histogram_observer import HistogramObserver
+from fxquant.config.spec import Spec
+from fxquant.numerics.observers.histogram import HistogramObserver
 
 _OBSERVED = ("low", "high", "batches", "sentinels")
 
 
-def adopt_tensors(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
+def adopt_tensors(module: nn.Module, state_dict: dict[str, object], prefix: str) -> None:
     """Leave the module's own tensors as they are: its range starts from the observer's."""
     state_dict.pop(f"{prefix}scale", None)
     state_dict.pop(f"{prefix}zero_point", None)

@@ -18,24 +18,14 @@ import math
 import torch
 from torch import Tensor
 
-from fxquant.core.spec import Rounding, Spec
+from fxquant.config.spec import Spec
 from fxquant.errors import ConfigError
+from fxquant.graph.rounding import round_to
 
 # 1 / scale must be a finite float32. Where the product of two scales is less than float32 holds, so is the result.
 MIN_SCALE = 2.0**-120
 # Half of the largest float32: high - low of two such values is still finite.
 MAX_MAGNITUDE = torch.finfo(torch.float32).max / 2
-
-
-def round_to(x: Tensor, rounding: Rounding) -> Tensor:
-    """Round to whole numbers; "half_up" sends ties towards +infinity, as `floor(x + 0.5)` does in exact arithmetic."""
-    if rounding == "half_even":
-        return torch.round(x)
-    down = torch.floor(x)
-    if rounding == "floor":
-        return down
-    # x + 0.5 is itself rounded (0.49999997 + 0.5 is 1.0 in float32); x - floor(x) is exact.
-    return down + (x - down >= 0.5).to(x.dtype)
 
 
 def choose_qparams(low: Tensor, high: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ loaded (a per-channel range has no shape before the first batch).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -34,7 +33,7 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**own_buffers(module), **{name: p.data for name, p in module.named_parameters(recurse=False)}}
 
 
-def resize_to_loaded(module: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> None:
+def resize_to_loaded(module: nn.Module, state_dict: Mapping[str, object], prefix: str) -> None:
     """Give the module's own buffers the shapes found in a state dict, so that loading can fill them."""
     for name, buffer in own_buffers(module).items():
         loaded = state_dict.get(prefix + name)

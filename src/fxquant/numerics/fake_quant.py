@@ -22,26 +22,17 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from fxquant.core.spec import Spec
+from fxquant.config.spec import Spec
 from fxquant.errors import StageError
+from fxquant.graph.quantizer import Quantizer
 from fxquant.numerics.adopt import adopt_observer, adopt_tensors
 from fxquant.numerics.affine import choose_qparams, fake_quantize
 from fxquant.numerics.buffers import own_tensors, resize_to_loaded, restore_dtypes
-from fxquant.numerics.learned import (
-    add_parameters,
-    is_started,
-    learned_fake_quantize,
-    learned_qparams,
-    learns_range,
-    observed_fake_quantize,
-    start,
-)
-from fxquant.numerics.lsq import lsq_start
-from fxquant.numerics.merge_ranks import merge_over_ranks
-from fxquant.numerics.observers import Observer, make_observer
+from fxquant.numerics.distributed.merge import merge_over_ranks
+from fxquant.numerics.learned.straight_through import observed_fake_quantize, straight_through
+from fxquant.numerics.learned.table import add_parameters, learned_of, own_of, start
+from fxquant.numerics.observers.table import Observer, make_observer
 from fxquant.numerics.ranges import tensor_range
-from fxquant.numerics.ranks import agree_on_mean
-from fxquant.numerics.straight_through import straight_through
 from fxquant.numerics.switches import Switched
 
 State = Literal["observe", "frozen", "train", "off"]
@@ -50,7 +41,7 @@ _LOOKS_AWAY = 16  # added to the saved state of a quantizer whose observer is fr
 _LETS_PASS = 32  # and of one that does not round
 
 
-class FakeQuant(Switched):
+class FakeQuant(Switched, Quantizer):
     """Observes a tensor, then rounds it to the grid of its spec. Anything but a float tensor passes untouched."""
 
     scale: Tensor
@@ -67,8 +58,9 @@ class FakeQuant(Switched):
         self.register_buffer("scale", torch.tensor(1.0))
         self.register_buffer("zero_point", torch.tensor(0, dtype=torch.int32))
         self.activation_post_process = None if spec.dynamic else make_observer(spec, name)
-        if learns_range(spec):
-            add_parameters(self, spec, ())
+        self.learned = learned_of(spec)
+        if self.learned is not None:
+            add_parameters(self, self.learned, ())
 
     @property
     def observer(self) -> Observer | None:
@@ -102,37 +94,36 @@ class FakeQuant(Switched):
                 self.observer.update(x, shared=True)
             return x
         fresh = self.training and unseen
-        if fresh and not learns_range(self.spec) and self.observing:
+        if fresh and self.learned is None and self.observing:
             self.observer.update(x, shared=True)
         if not self._is_ready() and not (fresh and self._start_from(x)):
             return x
-        if learns_range(self.spec):
-            return learned_fake_quantize(self, x, self.spec)
+        if self.learned is not None:
+            return self.learned.fake_quantize(own_of(self), x, self.spec)
         return straight_through(x, *self.observer.qparams(), self.spec)
 
     def _is_ready(self) -> bool:
         """Whether there is a range; one that calibration left with the observer starts what is learned."""
         if not self.ready:
             assert self.observer is not None
-            if not learns_range(self.spec):
+            if self.learned is None:
                 self.ready = self.observer.seen
-            elif is_started(self, self.spec):
+            elif self.learned.is_started(own_of(self)):
                 self.ready = True
             elif self.observer.seen:
-                start(self, self.spec, *self.observer.range())
+                start(self, self.learned, self.spec, *self.observer.range())
                 self.ready = True
         return self.ready
 
     def _start_from(self, x: Tensor) -> bool:
         """Start what is learned from a first batch, the same on all ranks; False if it holds nothing."""
-        if self.observer is None or not learns_range(self.spec):
+        if self.observer is None or self.learned is None:
             return False
         self.observer.update(x)
         merge_over_ranks([self.observer])
         if not self.observer.seen:
             return False
-        step = agree_on_mean(lsq_start(x, self.spec)) if self.spec.learn == "lsq" and self.spec.symmetric else None
-        start(self, self.spec, *self.observer.range(), step=step)
+        start(self, self.learned, self.spec, *self.observer.range())
         self.ready = True
         return True
 
@@ -141,7 +132,7 @@ class FakeQuant(Switched):
         """Whether it saw data, was given a range, or learned one."""
         if self.observer is None or self.state == "frozen":
             return True
-        return self.observer.seen or (learns_range(self.spec) and is_started(self, self.spec))
+        return self.observer.seen or (self.learned is not None and self.learned.is_started(own_of(self)))
 
     def compute_qparams(self) -> tuple[Tensor, Tensor]:
         """(scale, zero_point), observed or learned; StageError when there was no data, or the spec is dynamic."""
@@ -149,8 +140,8 @@ class FakeQuant(Switched):
             raise StageError(f"tensor {self.name!r} ({self.spec}) is dynamic: its scale is found for each input.")
         if self.state == "frozen":
             return self.scale, self.zero_point
-        if self.state == "train" and learns_range(self.spec) and self._is_ready():
-            return learned_qparams(self, self.spec)
+        if self.state == "train" and self.learned is not None and self._is_ready():
+            return self.learned.qparams(own_of(self), self.spec)
         return self.observer.qparams()
 
     def freeze(self) -> None:
@@ -190,7 +181,7 @@ class FakeQuant(Switched):
         if self.state != "train" or (loaded == "frozen" and self.spec.learn is None):
             self.state = loaded
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[..., object], recurse: bool = True) -> Self:
         before = own_tensors(self)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         restore_dtypes(self, before)
@@ -200,7 +191,7 @@ class FakeQuant(Switched):
         self.ready = False
         if self.spec.learn is not None and self.observer is not None:
             state = state_dict.get(f"{prefix}_extra_state")
-            if learns_range(self.spec) and state is not None and STATES[int(state) % _LOOKS_AWAY] != "train":
+            if self.learned is not None and state is not None and STATES[int(state) % _LOOKS_AWAY] != "train":
                 adopt_tensors(self, state_dict, prefix)
             adopt_observer(self.observer, self.spec, state_dict, f"{prefix}activation_post_process.")
         resize_to_loaded(self, state_dict, prefix)

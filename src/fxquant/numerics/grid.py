@@ -14,42 +14,59 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self
 
-from fxquant.core.boundary import QParams
 from fxquant.errors import StageError
-from fxquant.numerics.buffers import own_tensors, restore_dtypes
-from fxquant.numerics.counted import Counted
+from fxquant.graph.grid import QParams
+from fxquant.numerics.buffers import own_tensors, resize_to_loaded, restore_dtypes
 
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16)
 NO_DATA, MASK = 0.0, math.inf
 OFF = {NO_DATA: "saw no data in calibration", MASK: "carries an additive mask (-inf or the dtype's minimum)"}
 
 
-class Grid(Counted):
-    """q = clamp(round(x / scale) + zero_point, quant_min, quant_max), stored as `dtype`."""
+def why_off(scale: Tensor) -> str | None:
+    """Why a tensor with this scale has no grid; None if it has one, or waits for it."""
+    return OFF.get(float(scale.reshape(-1)[0]))
+
+
+class Grid(nn.Module):
+    """q = clamp(round(x / scale) + zero_point, quant_min, quant_max), stored as `dtype`.
+
+    With an `axis` there is a scale for each channel along it; how many there are, the data or a state_dict say.
+    """
 
     scale: Tensor
     zero_point: Tensor
 
-    def __init__(self, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        scale: Tensor,
+        zero_point: Tensor,
+        quant_min: int,
+        quant_max: int,
+        dtype: torch.dtype,
+        axis: int | None = None,
+    ) -> None:
         super().__init__()
+        self.axis = axis
         self.quant_min = quant_min
         self.quant_max = quant_max
         self.dtype = dtype
-        with torch.inference_mode(False):  # an inference tensor does not count writes
+        with torch.inference_mode(False):  # an inference tensor could not be written to later
             self.register_buffer("scale", scale.detach().float().clone())
             self.register_buffer("zero_point", zero_point.detach().to(torch.int32).clone())
 
     def qparams(self) -> QParams:
         """The grid as plain numbers."""
-        scale = float(self.scale)
-        if not 0 < scale < math.inf:
-            raise StageError(f"the tensor has no grid: it {OFF.get(scale, 'waits for its state_dict')}.")
+        if not bool(((self.scale > 0) & (self.scale < math.inf)).all()):
+            raise StageError(f"the tensor has no grid: it {why_off(self.scale) or 'waits for its state_dict'}.")
+        single = self.axis is None
         return QParams(
-            scale=scale,
-            zero_point=int(self.zero_point),
+            scale=float(self.scale) if single else self.scale.clone(),
+            zero_point=int(self.zero_point) if single else self.zero_point.clone(),
+            axis=self.axis,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
             dtype=self.dtype,
@@ -57,7 +74,7 @@ class Grid(Counted):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in ("scale", "zero_point"):  # those of several grids may share memory, see share_counter
+        for name in ("scale", "zero_point"):  # those of several grids may share memory, see share_memory
             destination[f"{prefix}{name}"] = destination[f"{prefix}{name}"].clone()
 
     def get_extra_state(self) -> Tensor:
@@ -67,15 +84,17 @@ class Grid(Counted):
     def set_extra_state(self, state: Tensor) -> None:
         """They were compared before."""
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: Any) -> None:
         error = self._misfit(state_dict, prefix)
         if error is not None:
             args[-1].append(f"{prefix.rstrip('.')}: {error}")
             return
+        if self.axis is not None:
+            resize_to_loaded(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
         restore_dtypes(self, {"scale": self.scale.float(), "zero_point": self.zero_point.to(torch.int32)})
 
-    def _misfit(self, state_dict: dict[str, Any], prefix: str) -> str | None:
+    def _misfit(self, state_dict: dict[str, object], prefix: str) -> str | None:
         """Why the numbers in a state dict cannot be this grid's."""
         ends, scale, zero = (state_dict.get(f"{prefix}{name}") for name in ("_extra_state", "scale", "zero_point"))
         own = [self.quant_min, self.quant_max]
@@ -89,9 +108,9 @@ class Grid(Counted):
             return f"the zero point {zero.tolist()} is outside of the integers from {own[0]} to {own[1]}."
         return None
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+    def _apply(self, fn: object, recurse: bool = True) -> Self:
         before = own_tensors(self)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         restore_dtypes(self, before)
         return self
 
@@ -100,14 +119,15 @@ class Grid(Counted):
         return f"{ends}, scale={self.scale.tolist()}, zero_point={self.zero_point.tolist()}"
 
 
-def share_counter(grids: list[Grid]) -> None:
-    """Put the numbers of several grids into one tensor, of which theirs are views: torch counts writes to all as one.
+def share_memory(grids: list[Grid]) -> None:
+    """Put the numbers of several grids into one tensor, of which theirs are views.
 
-    So a look at one counter tells whether any of them was written to. Grids that are such views already stay.
+    So a look at one piece of memory tells whether any of them was written to. Grids that are such views already stay.
     """
     fresh = [grid for grid in grids if grid.scale._base is None]
     with torch.inference_mode(False):
         for name in ("scale", "zero_point") if fresh else ():
-            together = torch.stack([grid._buffers[name] for grid in fresh])  # type: ignore[misc]
-            for index, grid in enumerate(fresh):
-                grid._buffers[name] = together[index]
+            own = [getattr(grid, name) for grid in fresh]
+            together = torch.cat([tensor.reshape(-1) for tensor in own])
+            for grid, tensor, part in zip(fresh, own, together.split([tensor.numel() for tensor in own]), strict=True):
+                grid._buffers[name] = part.view(tensor.shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fxquant.core.spec import Spec
+from fxquant.config.spec import Spec
 from fxquant.numerics.affine import channel_axis, split_groups
 
 
@@ -32,3 +32,20 @@ def tensor_range(x: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
     axis = channel_axis(x, spec)
     others = [d for d in range(x.dim()) if d != axis]
     return (x.amin(others), x.amax(others)) if others else (x, x)
+
+
+def given_or_own_range(values: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+    """The range that a spec gives, or that of the values."""
+    if spec.range is None:
+        return tensor_range(values, spec)
+    return values.new_tensor(spec.range[0]), values.new_tensor(spec.range[1])
+
+
+def rows_like_scale(values: Tensor, spec: Spec) -> Tensor:
+    """The values of each channel, group or the whole tensor along the last axis, behind axes shaped like the scale."""
+    if spec.granularity == "per_tensor":
+        return values.reshape(-1)
+    if spec.granularity == "per_group":
+        return split_groups(values, spec)
+    axis = channel_axis(values, spec)
+    return values.movedim(axis, 0).reshape(values.shape[axis], -1)

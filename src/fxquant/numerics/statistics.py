@@ -1,10 +1,7 @@
 """What calibration keeps of a tensor, whatever is decided later, and how a quantizer takes its range from that.
 
-    kept_for(spec)     histogram, entropy, percentile  ->  a histogram
-                       minmax                          ->  the extremes, which a histogram has as well
-                       moving_average                  ->  the average, by its momentum
-                       custom                          ->  the user's own observer, one for each quantizer
-                       fixed, dynamic                  ->  nothing
+    kept_for(spec)     what the row of its observer says (observers/table.py): a histogram, the extremes, which a
+                       histogram has as well, their average, the user's own observer, or nothing
 
 So signs, bits, zero points and the search for a range are free until conversion. The tensors that share a quantizer are
 observed one by one and merged, which for histograms and extremes gives the bits of one observer that saw them all.
@@ -14,33 +11,35 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from torch import nn
 
-from fxquant.core.spec import Spec
-from fxquant.numerics.channel_mean import ChannelMean
+from fxquant.config.spec import Spec
 from fxquant.numerics.fake_quant import FakeQuant
-from fxquant.numerics.observers import Observer, make_observer
+from fxquant.numerics.observers.table import (
+    OBSERVERS,
+    Observer,
+    keep_average,
+    keep_extremes,
+    keep_histogram,
+    make_observer,
+)
 
 HISTOGRAM, EXTREMES = Spec(observer="histogram"), Spec(observer="minmax")
+CHANNELS = Spec(observer="channels", granularity="per_channel", axis=1)
+# what has the same and more, the least first
+_INSIDE = {EXTREMES: (HISTOGRAM, CHANNELS), HISTOGRAM: (CHANNELS,)}
 
 
 def kept_for(spec: Spec) -> Spec | None:
     """The spec of the observer that keeps what a range of `spec` is found from; None if nothing has to be."""
-    if spec.dynamic or spec.observer == "fixed":
-        return None
-    if spec.observer == "custom":
-        return spec
-    if spec.observer == "moving_average":
-        return Spec(observer="moving_average", momentum=spec.momentum)
-    return EXTREMES if spec.observer == "minmax" else HISTOGRAM
+    return None if spec.dynamic else OBSERVERS[spec.observer].kept(spec)
 
 
 def without_repeats(kept: Iterable[Spec]) -> list[Spec]:
     """Each statistic once, and no extremes beside a histogram, which has them."""
     unique = list(dict.fromkeys(kept))
-    return [spec for spec in unique if spec != EXTREMES or HISTOGRAM not in unique]
+    return [spec for spec in unique if not any(more in unique for more in _INSIDE.get(spec, ()))]
 
 
 def stored_at(sites: Sequence[str], kept: Spec) -> list[str]:
@@ -52,18 +51,14 @@ def label(kept: Spec) -> str:
     """The end of the name of an observer, after that of its tensor."""
     if kept.observer == "custom":
         return f"custom_{'s' if kept.signed else 'u'}{kept.bits}_{'sym' if kept.symmetric else 'asym'}"
+    channels = f"_axis_{kept.axis}" if kept.granularity == "per_channel" else ""
     if kept.observer == "moving_average":
-        return f"moving_average_{kept.momentum:g}".replace(".", "p").replace("-", "m")
-    return kept.observer
-
-
-def mean_label(channels: int, axis: int) -> str:
-    """The same for the means of its channels."""
-    return f"mean_{channels}_last" if axis == -1 else f"mean_{channels}_{axis}"
+        return f"moving_average_{kept.momentum:g}".replace(".", "p").replace("-", "m") + channels
+    return kept.observer + channels
 
 
 class Statistics(nn.ModuleDict):
-    """What is seen of the tensors of a graph, as `<tensor>_<label>`: quantizers that only observe, and means.
+    """What is seen of the tensors of a graph, as `<tensor>_<label>`: quantizers that only observe, and Watchers.
 
     Of a state dict it takes what it keeps; a model that was prepared for more targets has more.
     """
@@ -74,22 +69,14 @@ class Statistics(nn.ModuleDict):
         return None if None in found else [observer for observer in found if observer is not None]
 
     def _one(self, name: str, kept: Spec) -> Observer | None:
-        for spec in (kept, HISTOGRAM) if kept == EXTREMES else (kept,):
+        for spec in (kept, *_INSIDE.get(kept, ())):
             if f"{name}_{label(spec)}" in self:
                 quantizer = self[f"{name}_{label(spec)}"]
                 assert isinstance(quantizer, FakeQuant)
                 return quantizer.observer
         return None
 
-    def mean_of(self, site: str, channels: int, axis: int) -> ChannelMean | None:
-        name = f"{site}_{mean_label(channels, axis)}"
-        if name not in self:
-            return None
-        found = self[name]
-        assert isinstance(found, ChannelMean)
-        return found
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: object) -> None:
         for key in [key for key in state_dict if key.startswith(prefix)]:
             if key.removeprefix(prefix).partition(".")[0] not in self:
                 del state_dict[key]
@@ -97,10 +84,10 @@ class Statistics(nn.ModuleDict):
 
 
 class Quantizers(nn.ModuleDict):
-    """The quantizers of a decided graph, with the means beside them."""
+    """The quantizers of a decided graph."""
 
     def read_statistics(
-        self, state_dict: dict[str, Any], kept: str, own: str, sites: Mapping[str, tuple[str, ...]]
+        self, state_dict: dict[str, object], kept: str, own: str, sites: Mapping[str, tuple[str, ...]]
     ) -> None:
         """Rewrite what a calibrated model saw of tensors into the state of the quantizers that observe them.
 
@@ -117,10 +104,9 @@ class Quantizers(nn.ModuleDict):
                 state_dict.update({f"{own}{name}.{key}": value for key, value in plain.state_dict().items()})
 
 
-def _load(spec: Spec, tensors: Sequence[str], loaded: Mapping[str, Any]) -> list[Observer] | None:
+def _load(spec: Spec, tensors: Sequence[str], loaded: Mapping[str, object]) -> list[Observer] | None:
     """The observers of some tensors as a state dict has them, all of one kind; None if there are none."""
-    average = Spec(observer="moving_average", momentum=spec.momentum)
-    for kept in (HISTOGRAM, EXTREMES, average):
+    for kept in (keep_histogram(spec), CHANNELS, keep_extremes(spec), keep_average(spec)):
         found = [make_observer(kept, tensor) for tensor in tensors]
         states = [
             {
@@ -132,8 +118,14 @@ def _load(spec: Spec, tensors: Sequence[str], loaded: Mapping[str, Any]) -> list
         if all(value is not None for state in states for value in state.values()):
             for observer, state in zip(found, states, strict=True):
                 observer.load_state_dict(state)
-            return found
+            return [_histogram_in(observer) for observer in found] if kept == CHANNELS else found
     return None
+
+
+def _histogram_in(observer: Observer) -> Observer:
+    made = make_observer(HISTOGRAM, observer.name)
+    take_over(made, observer)
+    return made
 
 
 def recall(quantizer: FakeQuant, seen: Sequence[Observer]) -> None:

@@ -1,14 +1,14 @@
 """The switches that fake-quantize modules have in torch.ao, for ours.
 
 `model.apply(torch.ao.quantization.disable_observer)` looks for torch.ao's own classes, so ours are made known to it
-(core/compat.py): its functions then call these methods, as those of fxquant.compat do.
+(graph/torch_compat.py): its functions then call these methods, as those of fxquant.compat do.
 """
 
 from __future__ import annotations
 
 from torch import nn
 
-from fxquant.core.compat import known_as_fake_quantize
+from fxquant.graph.torch_compat import known_as_fake_quantize
 
 
 @known_as_fake_quantize

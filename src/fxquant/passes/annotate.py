@@ -6,14 +6,12 @@ kernels. Everything between stays float, so a residual stream that ends in a lay
 
 from __future__ import annotations
 
-import dataclasses
-
 from torch import fx
 
-from fxquant.core.graph import Region
-from fxquant.core.ops import OPS, OpTable, Role, activation_nodes
-from fxquant.core.plan import Decision, Note, decision_of
-from fxquant.core.target import Target
+from fxquant.graph.context import Context
+from fxquant.graph.notes import Decision, Note, decision_of, remark
+from fxquant.graph.region import Region, plan_of
+from fxquant.ops.table import Role, activation_nodes
 from fxquant.passes.assign import assign_quantizers
 from fxquant.passes.candidates import Candidate, find_candidates, is_float_tensor
 from fxquant.passes.groups import find_groups
@@ -21,23 +19,27 @@ from fxquant.passes.groups import find_groups
 _SOURCES = ("placeholder", "get_attr")
 
 
-def annotate(region: Region, target: Target, ops: OpTable = OPS) -> Region:
-    """Write `meta["note"]` on quantized nodes, `meta["decision"]` on every node with a float tensor.
+def annotate(region: Region, context: Context) -> None:
+    """Decide what is quantized, how, and which nodes form one kernel; a Note and a Decision say so on each node.
 
     The rules have been asked (choose.py); their answers go.
     """
-    candidates, decisions = find_candidates(region, target, ops)
+    target = context.hardware
+    candidates, decisions = find_candidates(region, target, context.ops)
     dropped = _drop_followers(candidates)
     kept = {node: candidate for node, candidate in candidates.items() if node not in dropped}
     groups = find_groups(kept, candidates, target)
     for node in groups:
         dropped.pop(node, None)
         kept[node] = candidates[node]
-    notes, region._region.quantizers = assign_quantizers(region, kept, groups, target)
-    region._region.shift = target.shift
+    plan = plan_of(region)
+    notes, plan.quantizers = assign_quantizers(region, kept, groups, target, context.training)
+    plan.positions = target.positions
     for node in region.graph.nodes:
         if node in kept:
             _write(node, kept[node], notes[node])
+            if target.positions and not notes[node].observe_output:
+                remark(node, "align: its inputs and output are on one scale")
         elif node in dropped:
             decision = Decision(
                 kind=candidates[node].op.kind, status="float", reason=dropped[node], rule=candidates[node].rule
@@ -45,16 +47,16 @@ def annotate(region: Region, target: Target, ops: OpTable = OPS) -> Region:
             node.meta["decision"] = decision
         elif node in decisions:
             node.meta["decision"] = decisions[node]
-        _add_unfused(node)
+        _add_remarks(node)
         node.meta.pop("choice", None)
-    return region
 
 
-def _add_unfused(node: fx.Node) -> None:
-    """Why a batch norm was not merged into the op before it belongs to its Decision."""
-    why, decision = node.meta.pop("unfused", None), decision_of(node)
-    if why is not None and decision is not None:
-        node.meta["decision"] = dataclasses.replace(decision, reason=f"{decision.reason}; {why}")
+def _add_remarks(node: fx.Node) -> None:
+    """Why a batch norm was not merged into the op before it, and what passes and algorithms did, goes to a Decision."""
+    why, said = node.meta.pop("unfused", None), node.meta.pop("remarks", ())
+    if decision_of(node) is not None:
+        for text in (*(() if why is None else (why,)), *said, *map(str, node.meta.get("rewritten", ()))):
+            remark(node, text)
 
 
 def _write(node: fx.Node, candidate: Candidate, note: Note) -> None:

@@ -1,21 +1,23 @@
 """Give every quantized tensor a quantizer id; ids of tensors that must share a scale are united.
 
 One quantizer per produced tensor: the producer's output spec where it runs in int8, otherwise the consumer's input
-spec. A SHARE op puts its inputs and output on one grid.
+spec. A SHARE op puts its inputs and output on one grid. What only depthwise convolutions take may have a scale for each
+channel (channel_inputs.py). What others take as well has two grids, that of the depthwise ones from the float tensor.
 """
 
 from __future__ import annotations
 
 from torch import fx
 
-from fxquant.core.graph import Region
-from fxquant.core.nodes import TensorInfo
-from fxquant.core.ops import Role, activation_nodes
-from fxquant.core.plan import Note
-from fxquant.core.spec import Learn, Spec
-from fxquant.core.target import Target
+from fxquant.config.spec import Learn, Spec
+from fxquant.config.target import Target
 from fxquant.errors import ConfigError
+from fxquant.graph.nodes import TensorInfo
+from fxquant.graph.notes import Note
+from fxquant.graph.region import Region
+from fxquant.ops.table import Role, activation_nodes
 from fxquant.passes.candidates import Candidate, is_float_tensor
+from fxquant.passes.channel_inputs import channel_inputs
 
 
 class _Ids:
@@ -57,24 +59,39 @@ class _Ids:
 
 
 def assign_quantizers(
-    region: Region, kept: dict[fx.Node, Candidate], groups: dict[fx.Node, fx.Node], target: Target
+    region: Region,
+    kept: dict[fx.Node, Candidate],
+    groups: dict[fx.Node, fx.Node],
+    target: Target,
+    training: bool = False,
 ) -> tuple[dict[fx.Node, Note], dict[str, Spec]]:
     """Notes for all kept nodes, and the spec of each quantizer."""
     ids = _Ids()
-    outputs = _output_ids(kept, groups, ids)
+    outputs = _output_ids(kept, groups, target, ids)
+    by_channel = {} if training else channel_inputs(region, kept, target)
+    for node in [node for node in by_channel if _comes_shared(node, kept, groups, target)]:
+        del by_channel[node]
+    for node, name in outputs.items():
+        takers = _takers(node, kept)
+        wanted = {by_channel.get(taker) for taker in takers}
+        if len(wanted) == 1 and (spec := wanted.pop()) is not None and ids.specs[name].observer == "histogram":
+            ids.specs[name] = spec
     inputs: dict[fx.Node, list[str | None]] = {}
     for node, candidate in kept.items():
         inputs[node] = (
-            _input_ids(node, candidate, groups, outputs, ids) if candidate.mode in ("static", "dynamic") else []
+            _input_ids(node, candidate, groups, outputs, ids, by_channel.get(node))
+            if candidate.mode in ("static", "dynamic")
+            else []
         )
     shared: set[fx.Node] = set()
     for node, candidate in kept.items():
         present = [name for name in inputs[node] if name is not None]
         exempted = len(present) != len(inputs[node])
-        if node in outputs and node not in groups and _shares(candidate, target) and present and not exempted:
-            shared.add(node)
+        last = _last_scaled(node, kept, groups)
+        if last in outputs and _shares(candidate, target) and present and not exempted:
+            shared.add(last)
             for name in present:
-                ids.unite(name, outputs[node])
+                ids.unite(name, outputs[last])
     for node, candidate in kept.items():
         if candidate.op.kind in target.signed:
             for name in filter(None, inputs[node]):
@@ -96,11 +113,21 @@ def assign_quantizers(
     return notes, {name: ids.specs[name] for name in ids.specs if name in used}
 
 
+def _last_scaled(node: fx.Node, kept: dict[fx.Node, Candidate], groups: dict[fx.Node, fx.Node]) -> fx.Node | None:
+    """Where the values of an op leave its kernel as they are, or times a number; None inside of other groups."""
+    if node not in groups:
+        return node
+    tail = next((user for user in node.users if groups.get(user) is node), None)
+    return tail if groups[node] is node and tail is not None and kept[tail].op.multiplies else None
+
+
 def _shares(candidate: Candidate, target: Target) -> bool:
     return candidate.mode == "static" and (candidate.op.role is Role.SHARE or candidate.op.kind in target.share)
 
 
-def _output_ids(kept: dict[fx.Node, Candidate], groups: dict[fx.Node, fx.Node], ids: _Ids) -> dict[fx.Node, str]:
+def _output_ids(
+    kept: dict[fx.Node, Candidate], groups: dict[fx.Node, fx.Node], target: Target, ids: _Ids
+) -> dict[fx.Node, str]:
     """The quantizer of each int8 node whose output an int8 kernel takes; inside a group only the last node has one."""
     outputs: dict[fx.Node, str] = {}
     for node, candidate in kept.items():
@@ -109,23 +136,34 @@ def _output_ids(kept: dict[fx.Node, Candidate], groups: dict[fx.Node, fx.Node], 
         if any(user in groups and groups[user] is groups.get(node) for user in node.users):
             continue
         spec = candidate.qconfig.output_spec
-        if spec is None or spec.dynamic or not _is_taken(node, kept):
+        if spec is None or spec.dynamic or not (target.integer_outputs or _takers(node, kept)):
             continue
-        if candidate.op.range is not None:
-            spec = spec.stored().with_(observer="fixed", range=candidate.op.range, learn=None)
+        known = target.ranges.get(candidate.op.kind, candidate.op.range)
+        if known is not None:
+            spec = spec.stored().with_(observer="fixed", range=known, learn=None)
         outputs[node] = ids.add(node.name, spec)
     return outputs
 
 
-def _is_taken(node: fx.Node, kept: dict[fx.Node, Candidate]) -> bool:
+def _takers(node: fx.Node, kept: dict[fx.Node, Candidate]) -> list[fx.Node]:
+    """The int8 kernels that take the tensor of a node as integers."""
+    found = []
     for user in node.users:
         candidate = kept.get(user)
         if candidate is None or candidate.mode != "static":
             continue
         operands = activation_nodes(user, candidate.op)
         if any(n is node and candidate.qconfig.input_spec(i) is not None for i, n in enumerate(operands)):
-            return True
-    return False
+            found.append(user)
+    return found
+
+
+def _comes_shared(
+    node: fx.Node, kept: dict[fx.Node, Candidate], groups: dict[fx.Node, fx.Node], target: Target
+) -> bool:
+    """Whether the input of a kernel lies on the grid of other tensors."""
+    operand = activation_nodes(node, kept[node].op)[0]
+    return operand in kept and operand not in groups and _shares(kept[operand], target)
 
 
 def _input_ids(
@@ -134,15 +172,16 @@ def _input_ids(
     groups: dict[fx.Node, fx.Node],
     outputs: dict[fx.Node, str],
     ids: _Ids,
+    by_channel: Spec | None,
 ) -> list[str | None]:
     found: list[str | None] = []
     for index, operand in enumerate(activation_nodes(node, candidate.op)):
-        spec = candidate.qconfig.input_spec(index)
+        spec = by_channel or candidate.qconfig.input_spec(index)
         inside = node in groups and groups.get(operand) is groups[node]
         if spec is None or inside or not is_float_tensor(operand):
             found.append(None)
             continue
-        explicit = candidate.qconfig.explicit_input_spec(index)
+        explicit = by_channel or candidate.qconfig.explicit_input_spec(index)
         produced = outputs.get(operand)
         if produced is not None and not spec.dynamic and (explicit is None or explicit == ids.specs[produced]):
             found.append(produced)

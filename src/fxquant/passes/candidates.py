@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
 
-from fxquant.core.graph import Region
-from fxquant.core.mapping import Choice, Site
-from fxquant.core.nodes import TensorInfo, full_path, tensor_info
-from fxquant.core.ops import Op, OpTable, Role, activation_nodes, argument
-from fxquant.core.paths import join_path
-from fxquant.core.plan import LEFT_ALONE, WRAPPED, Decision
-from fxquant.core.qconfig import QConfig
-from fxquant.core.spec import Spec
-from fxquant.core.target import Target
+from fxquant.config.qconfig import QConfig
+from fxquant.config.rules import Choice, Site
+from fxquant.config.spec import Spec
+from fxquant.config.target import Target
+from fxquant.graph import torch_compat
+from fxquant.graph.nodes import TensorInfo, full_path, tensor_info
+from fxquant.graph.notes import LEFT_ALONE, WRAPPED, Decision
+from fxquant.graph.paths import join_path
+from fxquant.graph.region import Region, origin_of
+from fxquant.ops.table import Op, OpTable, Role, activation_nodes, argument
+from fxquant.passes.refuse import no_kernel, refuse
 
 Mode = Literal["static", "dynamic", "weight_only", "float16"]
 
@@ -36,7 +39,7 @@ class Candidate:
     weight: Spec | None
 
 
-def same_op(ops: OpTable, a: Any, b: Any) -> bool:
+def same_op(ops: OpTable, a: object, b: object) -> bool:
     """Whether two spellings name one op; two module classes have to be the same class."""
     if a is b or (isinstance(a, str) and a == b):
         return True
@@ -50,7 +53,7 @@ def sites(region: Region, ops: OpTable) -> dict[fx.Node, Site]:
     """What the rules are asked about: every call in the region."""
     counts: Counter[tuple[str, str]] = Counter()
     found: dict[fx.Node, Site] = {}
-    here, outer = region._region.path, region._region.outer
+    origin, leaving = origin_of(region), _leaving(region, ops)
     for node in region.graph.nodes:
         if node.op not in ("call_module", "call_function", "call_method"):
             continue
@@ -58,12 +61,24 @@ def sites(region: Region, ops: OpTable) -> dict[fx.Node, Site]:
         spelling: Any = type(region.get_submodule(str(node.target))) if node.op == "call_module" else node.target
         kind = op.kind if op is not None else str(getattr(spelling, "__name__", spelling))
         path = full_path(region, node)
-        scope = (*outer, *((join_path(here, at), cls) for at, cls in node.meta.get("scope", ())))
+        scope = (*origin.outer, *((join_path(origin.path, at), cls) for at, cls in node.meta.get("scope", ())))
         parents = scope[:-1] if node.op == "call_module" and scope and scope[-1][0] == path else scope
         parent = parents[-1][0] if parents else ""
-        order = counts[parent, kind] + region._region.order
-        found[node] = Site(path=path, kind=kind, spelling=spelling, scope=parents, order=order)
+        order = counts[parent, kind] + origin.order
+        found[node] = Site(
+            path=path, kind=kind, spelling=spelling, scope=parents, order=order, is_output=node in leaving
+        )
         counts[parent, kind] += 1
+    return found
+
+
+def _leaving(region: Region, ops: OpTable) -> set[fx.Node]:
+    """The nodes whose values leave the region, as they are or only moved."""
+    found: set[fx.Node] = set()
+    for node in reversed(region.graph.nodes):
+        op = ops.of_node(node, region)
+        if node.op == "output" or (node in found and (node.target is getitem or (op is not None and op.moves))):
+            found.update(node.all_input_nodes)
     return found
 
 
@@ -124,12 +139,14 @@ def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region:
     if mode == "float16" and module is not None and module.weight.dtype in _SHORT:
         return f"its weight is {str(module.weight.dtype).removeprefix('torch.')} as it is"
     if mode not in ("weight_only", "float16") and op.kind not in target.kinds:
-        return f"target {target.name} has no int8 kernel for {op.kind}"
+        return no_kernel(target, op.kind)
     for operand in activation_nodes(node, op):
         info = tensor_info(operand)
         if info is not None and not info.is_float:
             return f"operand {operand.name} is {str(info.dtype).removeprefix('torch.')}"
     weight = weight_spec(op, qconfig, module) if op.has_weight and module is not None else None
+    if mode == "static" and (reason := refuse(target, node, op, qconfig, weight, module)) is not None:
+        return reason
     return Candidate(node=node, op=op, qconfig=qconfig, rule=choice.rule, mode=mode, weight=weight)
 
 
@@ -158,6 +175,8 @@ def _unknown_reason(node: fx.Node, region: Region) -> str:
         return "wrapped: its body is left as written, modules in it have decisions of their own"
     if isinstance(called, nn.Module) and any(isinstance(part, Region) for part in called.modules()):
         return "left as written; the regions in it have decisions of their own"
+    if isinstance(called, nn.Module) and torch_compat.is_scripted(called):
+        return "TorchScript: one call, into which no graph looks"
     if isinstance(called, nn.Module) and not type(called).__module__.startswith("torch.nn"):
         return "non-traceable: one call, into which no graph looks"
     return "not in the op table"

@@ -17,58 +17,39 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxquant.core import compat
-from fxquant.core.graph import Region
-from fxquant.core.nodes import tensor_info
-from fxquant.core.ops import OPS, OpTable
-from fxquant.core.paths import set_submodule
+from fxquant.graph import torch_compat
+from fxquant.graph.context import Context
+from fxquant.graph.grid import QParams
+from fxquant.graph.lowering import start_lowering
+from fxquant.graph.nodes import tensor_info
+from fxquant.graph.paths import set_submodule
+from fxquant.graph.region import Region, plan_of
 from fxquant.numerics.affine import MIN_SCALE
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.grid import MASK, NO_DATA, OFF, Grid
-from fxquant.passes.convert_weights import Tied, convert_weights
+from fxquant.passes.convert_weights import convert_weights
+from fxquant.passes.find_quantizer import quantizer_of, why_dropped
 from fxquant.passes.halve_weights import halve_weights
 
 
-def convert(region: Region, ops: OpTable = OPS, tied: Tied | None = None, waiting: bool = False) -> Region:
-    """Replace quantizers by quantize/dequantize pairs and weighted ops by their functional form on int8 weights.
-
-    `waiting` is for a model that saw no data at all: its grids come with a state_dict.
-    """
-    convert_weights(region, ops, tied, waiting)
-    halve_weights(region, ops)
+def convert(region: Region, context: Context) -> None:
+    """Replace quantizers by quantize/dequantize pairs and weighted ops by their functional form on int8 weights."""
+    waiting = context.uncalibrated
+    convert_weights(region, context.ops, context.tied, waiting)
+    halve_weights(region, context.ops)
     grids: dict[str, Grid] = {}
     for node in list(region.graph.nodes):
         quantizer = quantizer_of(region, node)
         if quantizer is not None:
             _convert_quantizer(region, node, quantizer, grids, waiting)
-    specs = region._region.quantizers
-    region._region.quantizers = specs and {name: spec.stored() for name, spec in specs.items()}
-    if region._region.quantizer_path:
-        region.delete_submodule(region._region.quantizer_path)
-        region._region.quantizer_path = ""
+    plan = plan_of(region)
+    plan.quantizers = plan.quantizers and {name: spec.stored() for name, spec in plan.quantizers.items()}
+    if plan.quantizer_path:
+        region.delete_submodule(plan.quantizer_path)
+        plan.quantizer_path = ""
     for path, grid in grids.items():
         set_submodule(region, path, grid)
-    region.graph.lint()
-    region.recompile()
-    return region
-
-
-def quantizer_of(region: Region, node: fx.Node) -> FakeQuant | None:
-    """The FakeQuant that a node calls, if it calls one."""
-    if node.op != "call_module":
-        return None
-    module = region.get_submodule(str(node.target))
-    return module if isinstance(module, FakeQuant) else None
-
-
-def why_dropped(quantizer: FakeQuant) -> str | None:
-    """Why a quantizer cannot be converted, or None if it can."""
-    observer = quantizer.observer
-    if quantizer.spec.dynamic or observer is None:
-        return None
-    if observer.saw_sentinel:
-        return OFF[MASK]
-    return None if quantizer.has_range else OFF[NO_DATA]
+    start_lowering(region)
 
 
 def _qparams(quantizer: FakeQuant, waiting: bool) -> tuple[Tensor, Tensor]:
@@ -93,7 +74,8 @@ def _convert_quantizer(
         spec = quantizer.spec
         if not spec.dynamic and path not in grids:
             numbers = _qparams(quantizer, waiting)
-            grids[path] = Grid(*numbers, spec.quant_min, spec.quant_max, spec.dtype)
+            axis = spec.axis if spec.granularity == "per_channel" else None
+            grids[path] = Grid(*numbers, spec.quant_min, spec.quant_max, spec.dtype, axis)
         with region.graph.inserting_before(node):
             result = _emit(region.graph, source, quantizer, path, dtype)
         result.meta.update(node.meta)
@@ -112,16 +94,21 @@ def _emit(graph: fx.Graph, source: fx.Node, quantizer: FakeQuant, path: str, dty
     if dtype == torch.float64:
         source = graph.call_method("to", (source, torch.float32))
     if spec.dynamic:
-        choose = compat.CHOOSE_QPARAMS_SYMMETRIC if spec.symmetric else compat.CHOOSE_QPARAMS
+        choose = torch_compat.CHOOSE_QPARAMS_SYMMETRIC if spec.symmetric else torch_compat.CHOOSE_QPARAMS
         both = call(
             choose, (source, spec.quant_min, spec.quant_max, max(MIN_SCALE, spec.min_scale), spec.dtype), "qparams"
         )
         scale, zero = call(operator.getitem, (both, 0), "scale"), call(operator.getitem, (both, 1), "zero_point")
-        q = call(compat.QUANTIZE_TENSOR, (source, scale, zero, *ends), "q")
-        return call(compat.DEQUANTIZE_TENSOR, (q, scale, zero, *ends), "dq", out)
-    params = (graph.get_attr(f"{path}.scale"), graph.get_attr(f"{path}.zero_point"), *ends)
-    if spec.rounding == "half_even":
-        q = call(compat.QUANTIZE, (source, *params), "q")
-    else:
-        q = call(compat.QUANTIZE_ROUNDING, (source, *params, spec.rounding), "q")
-    return call(compat.DEQUANTIZE, (q, *params), "dq", out)
+        q = call(torch_compat.QUANTIZE_TENSOR, (source, scale, zero, *ends), "q")
+        return call(torch_compat.DEQUANTIZE_TENSOR, (q, scale, zero, *ends), "dq", out)
+    grid = QParams(
+        scale=graph.get_attr(f"{path}.scale"),
+        zero_point=graph.get_attr(f"{path}.zero_point"),
+        quant_min=spec.quant_min,
+        quant_max=spec.quant_max,
+        dtype=spec.dtype,
+        axis=spec.axis if spec.granularity == "per_channel" else None,
+        rounding=spec.rounding,
+    )
+    q = call(grid.quantize_op, (source, *grid.quantize_args), "q")
+    return call(grid.dequantize_op, (q, *grid.args), "dq", out)

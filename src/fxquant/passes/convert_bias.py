@@ -13,13 +13,14 @@ import math
 import torch
 from torch import Tensor, fx
 
-from fxquant.core.graph import Region
-from fxquant.core.ops import Op, activation_nodes
-from fxquant.core.spec import Int32, Spec
-from fxquant.numerics.affine import MIN_SCALE, choose_qparams, quantize, round_to
+from fxquant.config.spec import Int32, Spec
+from fxquant.graph.region import Region
+from fxquant.graph.rounding import round_to
+from fxquant.numerics.affine import MIN_SCALE, choose_qparams, quantize
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.grid import NO_DATA
-from fxquant.numerics.ranges import tensor_range
+from fxquant.numerics.ranges import given_or_own_range
+from fxquant.ops.table import Op, activation_nodes
 
 
 def convert_bias(
@@ -33,13 +34,13 @@ def convert_bias(
         return {"bias": None}
     values = bias.detach().float()
     if isinstance(bias_spec, Spec):
-        scale, zero_point = choose_qparams(*tensor_range(values, bias_spec), bias_spec)
+        scale, zero_point = choose_qparams(*given_or_own_range(values, bias_spec), bias_spec)
         return {
             "bias": quantize(values, scale, zero_point, bias_spec),
             "bias_scale": scale,
             "bias_zero_point": zero_point,
         }
-    if bias_spec is None or x_scale is None or spec.granularity == "per_group":
+    if bias_spec is None or x_scale is None or x_scale.dim() or spec.granularity == "per_group":
         return {"bias": bias.detach().clone()}
     # a grouped transposed conv has the same weight channels in each group
     per_channel = weight_scale.repeat(len(values) // len(weight_scale)) if weight_scale.dim() else weight_scale

@@ -16,18 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fxquant.core import compat
-from fxquant.core.graph import Region
-from fxquant.core.nibbles import pack
-from fxquant.core.ops import Op, OpTable
-from fxquant.core.paths import set_submodule
-from fxquant.core.plan import Note, note_of
-from fxquant.core.spec import Spec
-from fxquant.numerics.qat_block import QatBlock
-from fxquant.numerics.weight_quant import WeightQuant
-from fxquant.numerics.weights import quantize_weight
+from fxquant.config.spec import Spec
+from fxquant.graph import torch_compat
+from fxquant.graph.nibbles import pack
+from fxquant.graph.notes import Note, note_of
+from fxquant.graph.paths import set_submodule
+from fxquant.graph.region import Region
+from fxquant.numerics.affine import quantize
+from fxquant.numerics.weights.qat_block import QatBlock
+from fxquant.numerics.weights.quantized_weight import QuantizedWeight
+from fxquant.numerics.weights.weight_fake_quant import WeightFakeQuant
+from fxquant.numerics.weights.weight_range import find_weight_qparams
+from fxquant.ops.table import Op, OpTable
 from fxquant.passes.convert_bias import convert_bias, input_scale
-from fxquant.passes.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,9 +42,25 @@ class _Call:
     note: Note
     input_scale: Tensor | None  # of a static int8 input, see numerics/grid.py
 
+    @property
+    def weight(self) -> Tensor:
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @property
+    def spec(self) -> Spec:
+        assert self.note.weight is not None
+        return self.note.weight
+
+    @property
+    def key(self) -> tuple[int, Spec]:
+        """The same for calls whose weights are one."""
+        return id(self.weight), self.spec
+
 
 # (id of a float weight, spec) -> the weight itself, so that its id stays its own, and (integers, scale, zero point)
-Tied = dict[tuple[int, Spec], tuple[Tensor, tuple[Tensor, ...]]]
+Tied = dict[tuple[int, Spec], tuple[Tensor, tuple[Tensor, Tensor, Tensor]]]
 
 
 def convert_weights(region: Region, ops: OpTable, tied: Tied | None = None, waiting: bool = False) -> Region:
@@ -57,7 +74,9 @@ def convert_weights(region: Region, ops: OpTable, tied: Tied | None = None, wait
     tied = {} if tied is None else tied
     for call in calls:
         if call.path not in holders:
-            holders[call.path] = _hold(call, tied)
+            if call.key not in tied:
+                tied[call.key] = call.weight, _quantize(call)
+            holders[call.path] = _hold(call, *tied[call.key][1])
     for path, holder in holders.items():
         _keep_rest(region.get_submodule(path), holder)
         set_submodule(region, path, holder)
@@ -91,10 +110,9 @@ def _calls(region: Region, ops: OpTable, waiting: bool) -> Iterator[_Call]:
 def _rewrite(graph: fx.Graph, call: _Call, holder: QuantizedWeight, weights: dict[str, fx.Node]) -> fx.Node:
     dtype = call.module.weight.dtype
     assert isinstance(dtype, torch.dtype)
-    if call.op.kind == "embedding":
-        return _lookup(graph, call.node, call.path, holder, dtype)
-    if call.op.kind == "embedding_bag":
-        return pool(graph, call.node, call.module, _lookup(graph, call.node, call.path, holder, dtype))
+    if call.op.is_lookup:
+        rows = _lookup(graph, call.node, call.path, holder, dtype)
+        return pool(graph, call.node, call.module, rows) if call.op.pools else rows
     if call.path not in weights:
         weights[call.path] = _dequantize(graph, call.path, holder, dtype)
     bias = graph.get_attr(f"{call.path}.bias") if holder.bias is not None else None
@@ -103,24 +121,26 @@ def _rewrite(graph: fx.Graph, call: _Call, holder: QuantizedWeight, weights: dic
     return functional_call(graph, call.node, call.op, call.module, weights[call.path], bias)
 
 
-def _hold(call: _Call, tied: Tied) -> QuantizedWeight:
-    spec, bias_spec = call.note.weight, call.note.bias
-    weight, bias = call.module.weight, getattr(call.module, "bias", None)
-    assert spec is not None and isinstance(weight, Tensor)
-    stored = spec.stored()
-    holder = QuantizedWeight(call.op.kind, stored, tuple(weight.shape[1:]) if stored.bits <= 4 else None)
+def _quantize(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
+    """(integers as they are stored, scale, zero point) of the weight of a call."""
+    module, weight, spec = call.module, call.weight, call.spec
+    if type(module) is QatBlock:
+        scale, zero_point = module.weight_fq.compute_qparams(weight)
+    else:
+        scale, zero_point = find_weight_qparams(weight, spec, f"{call.path}.weight")
+    q = quantize(_in_order(weight).detach().float(), scale, zero_point, spec)
+    return pack(q) if _is_packed(spec) else q, scale, zero_point
+
+
+def _is_packed(spec: Spec) -> bool:
+    return spec.bits <= 4
+
+
+def _hold(call: _Call, q: Tensor, scale: Tensor, zero: Tensor) -> QuantizedWeight:
+    spec, bias_spec, bias = call.spec, call.note.bias, getattr(call.module, "bias", None)
+    tail = tuple(call.weight.shape[1:]) if _is_packed(spec) else None
+    holder = QuantizedWeight(call.op.kind, spec.stored(), tail)
     holder.__dict__["shell"] = shell_of(call.module)
-    key = (id(weight), spec)
-    if key not in tied:
-        values = _in_order(weight)
-        if type(call.module) is QatBlock:
-            tied[key] = weight, call.module.weight_fq.quantize(values)
-        else:
-            tied[key] = weight, quantize_weight(values, spec, f"{call.path}.weight")
-        if holder.tail is not None:
-            q, *rest = tied[key][1]
-            tied[key] = weight, (pack(q), *rest)
-    q, scale, zero = tied[key][1]
     holder.register_buffer("weight", q)
     holder.register_buffer("weight_scale", scale)
     holder.register_buffer("weight_zero_point", None if spec.symmetric and spec.signed else zero)
@@ -150,7 +170,7 @@ def shell_of(module: nn.Module) -> nn.Module:
 def _keep_rest(module: nn.Module, holder: QuantizedWeight) -> None:
     """What else a user's module of this kind holds: children, and state that other nodes read."""
     for name, child in module._modules.items():
-        if not isinstance(child, WeightQuant):
+        if not isinstance(child, WeightFakeQuant):
             holder.add_module(name, child)
     for name, parameter in module._parameters.items():
         if name not in holder._buffers:
@@ -168,16 +188,16 @@ def _dequantize(graph: fx.Graph, path: str, holder: QuantizedWeight, dtype: torc
     out: dict[str, Any] = {} if dtype == torch.float32 else {"out_dtype": dtype}
     if spec.granularity == "per_group":
         size = spec.group_size
-        return graph.call_function(compat.DEQUANTIZE_GROUP, (weight, scale, zero, *grid, size, dtype))
+        return graph.call_function(torch_compat.DEQUANTIZE_GROUP, (weight, scale, zero, *grid, size, dtype))
     if spec.granularity == "per_channel":
-        return graph.call_function(compat.DEQUANTIZE_CHANNEL, (weight, scale, zero, spec.axis, *grid), out)
-    return graph.call_function(compat.DEQUANTIZE, (weight, scale, 0 if zero is None else zero, *grid), out)
+        return graph.call_function(torch_compat.DEQUANTIZE_CHANNEL, (weight, scale, zero, spec.axis, *grid), out)
+    return graph.call_function(torch_compat.DEQUANTIZE, (weight, scale, 0 if zero is None else zero, *grid), out)
 
 
 def _unpacked(graph: fx.Graph, weight: fx.Node, holder: QuantizedWeight) -> fx.Node:
     if holder.tail is None:
         return weight
-    return graph.call_function(compat.UNPACK, (weight, list(holder.tail), holder.spec.signed))
+    return graph.call_function(torch_compat.UNPACK, (weight, list(holder.tail), holder.spec.signed))
 
 
 def _dequantize_bias(graph: fx.Graph, path: str, bias: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -189,8 +209,8 @@ def functional_call(
     graph: fx.Graph, node: fx.Node, op: Op, module: nn.Module, weight: fx.Node, bias: fx.Node | None
 ) -> fx.Node:
     """The call of a weighted module in its functional form, on a weight and bias that are nodes."""
-    x = node.args[0] if node.args else node.kwargs["input"]
     assert op.functional is not None
+    x = node.args[0] if node.args else node.kwargs.get("input")
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
         output_padding: Any = module.output_padding
         if len(node.args) > 1 or "output_size" in node.kwargs:
@@ -207,7 +227,13 @@ def functional_call(
         return graph.call_function(
             op.functional, (x, weight, bias, module.stride, padding, module.dilation, module.groups)
         )
-    return graph.call_function(op.functional, (x, weight, bias))
+    operands = iter((*node.args, *(node.kwargs[name] for name in op.params if name in node.kwargs)))
+    values = {op.weight: weight, "bias": bias}
+    args = (
+        next(operands) if index in op.operands else values[name] if name in values else getattr(module, name)
+        for index, name in enumerate(op.params)
+    )
+    return graph.call_function(op.functional, tuple(args))
 
 
 def _output_padding(graph: fx.Graph, node: fx.Node, module: nn.modules.conv._ConvTransposeNd) -> fx.Node:
@@ -244,7 +270,7 @@ def _lookup(graph: fx.Graph, node: fx.Node, path: str, holder: QuantizedWeight, 
     if spec.granularity == "per_tensor":
         per_tensor = graph.get_attr(f"{path}.weight_scale")
         offset = 0 if holder.weight_zero_point is None else graph.get_attr(f"{path}.weight_zero_point")
-        return graph.call_function(compat.DEQUANTIZE, (rows, per_tensor, offset, *grid), {"out_dtype": dtype})
+        return graph.call_function(torch_compat.DEQUANTIZE, (rows, per_tensor, offset, *grid), {"out_dtype": dtype})
     scale = graph.call_function(F.embedding, (index, _as_rows(graph, path, "weight_scale", holder)))
     zero = None
     if holder.weight_zero_point is not None:

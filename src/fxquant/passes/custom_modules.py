@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fxquant.core.custom_config import ModulePairs, QuantType
-from fxquant.core.graph import Region
-from fxquant.core.plan import Decision, Status, decision_of
-from fxquant.core.qconfig import QConfig
+from fxquant.config.custom_config import ModulePairs, QuantType
+from fxquant.config.qconfig import QConfig
 from fxquant.errors import ConfigError
-from fxquant.numerics.standalone import StandaloneObserver, with_factories
+from fxquant.graph.context import Context
+from fxquant.graph.notes import Decision, Status, decision_of
+from fxquant.graph.region import Region
+from fxquant.numerics.observers.standalone import StandaloneObserver, with_factories
 
 _KEY = "_fxquant_custom"  # on an observed module: the QuantType it was made for
 _STATUS: Mapping[QuantType, Status] = {
@@ -63,8 +64,8 @@ def _observe_output(module: nn.Module, args: object, output: object) -> None:
         module.activation_post_process(output)
 
 
-def mark_custom(region: Region) -> Region:
-    """Say in the Decisions what the custom modules are."""
+def mark_custom(region: Region, context: Context) -> None:
+    """Write the Decisions of custom modules, the user's own."""
     for node in region.graph.nodes:
         if node.op != "call_module":
             continue
@@ -75,7 +76,6 @@ def mark_custom(region: Region) -> Region:
             status, reason = _STATUS[QuantType(name)], f"custom module {kind}"
             rule = decision.rule if decision is not None else ""
             node.meta["decision"] = Decision(kind=kind, status=status, reason=reason, rule=rule)
-    return region
 
 
 def quantize_custom(model: nn.Module, pairs: ModulePairs) -> nn.Module:

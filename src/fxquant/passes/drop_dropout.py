@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxquant.core.graph import Region
-from fxquant.core.ops import OPS, OpTable
+from fxquant.graph.context import Context
+from fxquant.graph.region import Region
 
 
-def drop_dropout(region: Region, ops: OpTable = OPS) -> Region:
-    """Route around every dropout module."""
+def drop_dropout(region: Region, context: Context) -> None:
+    """Take dropout out of a trained graph."""
     for node in list(region.graph.nodes):
-        op, source = ops.of_node(node, region), node.args[0] if node.args else None
-        if op is None or op.kind != "dropout" or node.op != "call_module" or not isinstance(source, fx.Node):
+        op, source = context.ops.of_node(node, region), node.args[0] if node.args else None
+        if op is None or not op.random or node.op != "call_module" or not isinstance(source, fx.Node):
             continue
         users = list(node.users)
         node.replace_all_uses_with(source)
@@ -21,5 +21,3 @@ def drop_dropout(region: Region, ops: OpTable = OPS) -> Region:
             if user.op == "call_module" and user.target == source.target:  # the same quantizer again
                 user.replace_all_uses_with(source)
                 region.graph.erase_node(user)
-    region.recompile()
-    return region

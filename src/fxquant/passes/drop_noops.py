@@ -5,31 +5,28 @@ Only for post-training flows.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx, nn
 
-from fxquant.core.graph import Region
-from fxquant.core.nodes import tensor_info
-from fxquant.core.ops import OPS, OpTable
+from fxquant.graph.context import Context
+from fxquant.graph.nodes import tensor_info
+from fxquant.graph.region import Region
+from fxquant.ops.table import OpTable
 
 _STOCHASTIC_DEPTH = "torchvision.ops.stochastic_depth"  # a function that torchvision wraps: (input, p, mode, training)
 
 
-def drop_noops(region: Region, ops: OpTable = OPS) -> Region:
-    """Route the users of a node that does nothing to its input."""
+def drop_noops(region: Region, context: Context) -> None:
+    """Take out what does nothing at inference: dropout, identities, casts to the same dtype."""
     for node in list(region.graph.nodes):
         source = node.args[0] if node.args else None
-        if isinstance(source, fx.Node) and _does_nothing(node, source, region, ops):
+        if isinstance(source, fx.Node) and _does_nothing(node, source, region, context.ops):
             inputs = node.all_input_nodes
             node.replace_all_uses_with(source)
             region.graph.erase_node(node)
             for unused in inputs:  # x.dtype in x.to(x.dtype)
                 if unused.target is getattr and not unused.users:
                     region.graph.erase_node(unused)
-    region.recompile()
-    return region
 
 
 def _does_nothing(node: fx.Node, source: fx.Node, region: Region, ops: OpTable) -> bool:
@@ -38,10 +35,10 @@ def _does_nothing(node: fx.Node, source: fx.Node, region: Region, ops: OpTable) 
     op = ops.of_node(node, region)
     if op is None:
         return False
-    if op.kind in ("dropout", "identity") and node.op == "call_module":
+    if op.noop and node.op == "call_module":
         module = region.get_submodule(str(node.target))
         return isinstance(module, nn.Identity) or not module.training
-    if op.kind != "cast" or node.meta.get("mutated"):
+    if not op.casts or node.meta.get("mutated"):
         return False
     before, after = tensor_info(source), tensor_info(node)
     if before is None or after is None or before.dtype != after.dtype:
@@ -49,7 +46,7 @@ def _does_nothing(node: fx.Node, source: fx.Node, region: Region, ops: OpTable) 
     return all(map(_is_dtype, (*node.args[1:], *node.kwargs.values())))
 
 
-def _is_dtype(value: Any) -> bool:
+def _is_dtype(value: object) -> bool:
     """Whether an argument of a cast says a dtype, or nothing; it might say a device or a memory format."""
     if isinstance(value, fx.Node):
         return tensor_info(value) is not None or value.args[1:] == ("dtype",)

@@ -4,51 +4,54 @@
     a pair whose grid says that there is none (numerics/grid.py)  ->  nothing, and the Decision of its kernel says why
     quantize(dequantize(q, ...), ...) on one grid               ->   q
 
-What kernels, exporters and compilers get are constants. The QDQ graph itself stays in `RegionState.reference`, is what
+What kernels, exporters and compilers get are constants. The QDQ graph itself stays in `Lowering.reference`, is what
 is saved, and is filled again when a state_dict is loaded, or a grid written to, in place or not.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fxquant.core import compat
-from fxquant.core.encode import decode_graph, encode_graph
-from fxquant.core.graph import Region, regions
-from fxquant.core.ops import OPS, OpTable, activation_nodes
-from fxquant.core.paths import get_attr, join_path
-from fxquant.core.plan import Decision, decision_of, note_of
-from fxquant.errors import StageError
-from fxquant.numerics.counted import Counted
-from fxquant.numerics.grid import OFF, Grid, share_counter
-from fxquant.passes.quantized_weight import QuantizedWeight
+from fxquant.errors import InputError, StageError
+from fxquant.graph import torch_compat
+from fxquant.graph.context import Context
+from fxquant.graph.encode import encode_graph
+from fxquant.graph.grid import QParams
+from fxquant.graph.lowering import lower_again, reference_graph, start_lowering
+from fxquant.graph.notes import Decision, decision_of, note_of
+from fxquant.graph.paths import get_attr, join_path
+from fxquant.graph.region import Region, Stage, lowering_of, regions, stage_of
+from fxquant.numerics.grid import OFF, Grid, share_memory, why_off
+from fxquant.numerics.seen import Seen
+from fxquant.numerics.weights.quantized_weight import QuantizedWeight
+from fxquant.ops.table import OPS, OpTable, activation_nodes
 
-_PER_TENSOR = (compat.QUANTIZE, compat.QUANTIZE_ROUNDING, compat.DEQUANTIZE)
-_version = operator.attrgetter("_version")
-Number = float | int | None  # None: not known
+_DEQUANTIZE = (torch_compat.DEQUANTIZE, torch_compat.DEQUANTIZE_CHANNEL)
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_NOT_GIVEN = object()
+Number = float | int | tuple[float, ...] | None  # None: not known
 
 
 class Filled:
     """The numbers that a region's graph was made with, and whether its grids still have them."""
 
-    def __init__(self, numbers: dict[str, Number] | None = None) -> None:
+    def __init__(self, numbers: dict[str, Number] | None = None, inputs: tuple[tuple[int, str], ...] = ()) -> None:
         self.numbers = numbers
+        self.inputs = inputs  # (place, name) of those that the graph quantizes
         self.waiting = _waiting(numbers or {})
         self.edition = "0"  # of the graph; torch.compile compares text by value
-        self._tensors: list[Tensor] = []  # one for all that share a version counter
-        self._versions = 0
-        self._changes = -1  # a copy looks again
+        self._seen: Seen | None = None  # a copy looks again
         self._lock = threading.RLock()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Filled, (self.numbers,)
+    def __reduce__(self) -> tuple[object, ...]:
+        return Filled, (self.numbers, self.inputs)
 
     def ready(self, region: Region) -> None:
         """Before a call: bring the graph in step with its grids, and raise if one is not known."""
@@ -62,34 +65,56 @@ class Filled:
                 "model.load_state_dict(...). Or run calibrate(prepared, loader) before convert_fx."
             )
 
+    def refuses(self, args: tuple[object, ...], kwargs: dict[str, object]) -> InputError | None:
+        """Why no grid takes an input of a call: engines differ in what they would make of it."""
+        for place, name in self.inputs:
+            value = args[place] if place < len(args) else kwargs.get(name, _NOT_GIVEN)
+            if isinstance(value, Tensor) and value.dtype in _FLOATS and value.layout == torch.strided:
+                continue
+            if value is _NOT_GIVEN or isinstance(value, fx.Proxy):
+                continue  # the call, or the trace, has its own errors
+            found = type(value).__name__
+            if isinstance(value, Tensor):
+                found = f"of {value.dtype}" if value.layout == torch.strided else f"in the layout {value.layout}"
+            return InputError(
+                f"input {place} ({name!r}) is {found}, and the model quantizes it: it takes a dense tensor of float32 "
+                "there (or of float16 or bfloat16). Convert it first, with torch.as_tensor(x).float()."
+            )
+        return None
+
     def keep_up(self, region: Region) -> None:
         """Make the graph again if the grids are not as they were."""
-        # few steps: this is before each call
-        if self._changes == Counted.changes and sum(map(_version, self._tensors)) == self._versions:
+        seen = self._seen
+        if seen is not None and seen.holds():
             return
         with self._lock:
             self._look(region)
 
+    def graph(self, region: Region) -> fx.Graph:
+        """Make the QDQ graph with the numbers in it; as it is while some are not known."""
+        graph = reference_graph(region)
+        if not self.waiting:
+            _filled(region, graph, OPS)
+            self.inputs = _quantized_inputs(graph)
+        return graph
+
     def _look(self, region: Region) -> None:
-        changes = Counted.changes
-        tensors = dict(_grid_tensors(region))
-        numbers = {name: _number(tensor) for name, tensor in tensors.items()}
+        places = list(_places(region))
+        seen = Seen([table for _, table, _ in places], [key for _, _, key in places])
+        numbers = {name: _number(name, table[key]) for name, table, key in places}
         if numbers != self.numbers:
             for _, inner in regions(region):
-                if inner is not region and inner._region.filled is not None:
-                    inner._region.filled.keep_up(inner)
+                if inner is not region and (filled := lowering_of(inner).filled) is not None:
+                    filled.keep_up(inner)
             self.waiting = _waiting(numbers)
-            make_again(region)
+            lower_again(region)
             self.numbers = numbers
             self.edition = str(int(self.edition) + 1)
-        counted = (tensor if tensor._base is None else tensor._base for tensor in tensors.values())
-        self._tensors = list({id(tensor): tensor for tensor in counted if not tensor.is_inference()}.values())
-        self._versions = sum(map(_version, self._tensors))
-        self._changes = changes
+        self._seen = seen
 
 
-def _grid_tensors(region: Region) -> Iterator[tuple[str, Tensor]]:
-    """What the numbers of a region's graph, and of those inside, are read from, by name."""
+def _places(region: Region) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Where the numbers of a region's graph, and of those inside, are read from: (name, table of buffers, key)."""
     for path, module in region.named_modules():
         # not by attribute: a tracer of the model around would put proxies there
         if isinstance(module, Grid):
@@ -100,17 +125,18 @@ def _grid_tensors(region: Region) -> Iterator[tuple[str, Tensor]]:
         else:
             continue
         for name in names:
-            tensor = module._buffers.get(name)
-            if tensor is not None:
-                yield join_path(path, name), tensor
+            if module._buffers.get(name) is not None:
+                yield join_path(path, name), module._buffers, name
 
 
-def _number(tensor: Tensor) -> Number:
-    """The number in a tensor; for several, whether all are known."""
+def _number(name: str, tensor: Tensor) -> Number:
+    """The number in a tensor, or several; of biases, whose copies go by themselves, whether all are known."""
     if tensor.is_meta:
         return None
     if tensor.dim():
-        return None if bool(tensor.isnan().any()) else 0
+        if bool(tensor.isnan().any()):
+            return None
+        return 0 if name.endswith("bias_scale") else tuple(tensor.tolist())
     value: float | int = tensor.item()
     return None if math.isnan(value) else value
 
@@ -119,58 +145,76 @@ def _waiting(numbers: dict[str, Number]) -> tuple[str, ...]:
     return tuple(name for name, number in numbers.items() if number is None)
 
 
-def fill_grids(region: Region) -> Region:
+def fill_grids(region: Region, context: Context | None = None) -> None:
     """Turn a converted graph into the one that runs; the QDQ graph is kept. One that waits for grids stays as it is."""
-    if region._region.filled is None:
-        region._region.reference = encode_graph(region.graph)
-        region._region.filled = Filled()
-        share_counter([part for part in region.modules() if isinstance(part, Grid)])
-        region._region.filled.keep_up(region)
-    return region
+    lowering = lowering_of(region) if stage_of(region) is Stage.CONVERTED else start_lowering(region)
+    if lowering.filled is None:
+        lowering.reference = encode_graph(region.graph)
+        lowering.filled = Filled()
+        share_memory([part for part in region.modules() if isinstance(part, Grid)])
+        lowering.filled.keep_up(region)
 
 
-def make_again(region: Region) -> Region:
-    """Fill the QDQ graph with the numbers as they are now, and lower it if it was lowered."""
-    put_back(region)
-    if region._region.lower is not None:
-        region._region.lower(region)
-    return region
-
-
-def put_back(region: Region, ops: OpTable = OPS) -> Region:
-    """Put the QDQ graph back, filled, without the kernels that it was lowered to."""
-    state = region._region
-    region.__dict__.pop("forward", None)  # see engines/hooks.py
-    if state.kernel_path:
-        region.__dict__.pop(state.kernel_path, None)
-        region.delete_submodule(state.kernel_path)
-        state.kernel_path = ""
-    assert state.reference is not None
-    region.graph = filled_graph(region, ops)
-    return region
-
-
-def filled_graph(region: Region, ops: OpTable = OPS) -> fx.Graph:
-    """The QDQ graph of a region with its numbers in it; as it is while some are not known."""
-    assert region._region.reference is not None
-    graph = decode_graph(region._region.reference)
-    if region._region.filled.waiting:
-        return graph
+def _filled(region: Region, graph: fx.Graph, ops: OpTable) -> None:
     off: dict[fx.Node, str] = {}
     for node in graph.nodes:
-        if node.target in _PER_TENSOR:
+        grid = QParams.of(node)
+        if grid is not None and grid.axis is None:
             _fill(region, node)
             if node.args[1] in OFF:
                 off[node] = OFF[node.args[1]]
+        elif grid is not None and (why := _why_off(region, grid)) is not None:
+            off[node] = why
+        elif grid is not None:
+            _fill_channels(region, node, grid)
     _explain(region, graph, off, ops)
-    for node in off:
-        _drop(graph, node)
+    for node, why in off.items():
+        _drop(graph, node, why)
     _join(graph)
+    _merge(graph)
     for node in list(graph.nodes):
         if node.op == "get_attr" and not node.users:
             graph.erase_node(node)
     graph.lint()
-    return graph
+
+
+def _quantized_inputs(graph: fx.Graph) -> tuple[tuple[int, str], ...]:
+    given = graph.find_nodes(op="placeholder")
+    quantize = torch_compat.QUANTIZE_OPS
+    return tuple(
+        (place, str(node.target))
+        for place, node in enumerate(given)
+        if not str(node.target).startswith("*") and any(user.target in quantize for user in node.users)
+    )
+
+
+def _why_off(region: Region, grid: QParams) -> str | None:
+    """Why a grid per channel, which the graph goes on reading, is none."""
+    path = str(grid.scale.target)
+    holder = region.get_submodule(path.rpartition(".")[0])
+    return why_off(get_attr(region, path)) if isinstance(holder, Grid) else None
+
+
+def _fill_channels(region: Region, node: fx.Node, grid: QParams) -> None:
+    """Channels that all have the same scale are on one grid."""
+    path = str(grid.scale.target)
+    holder = region.get_submodule(path.rpartition(".")[0])
+    if not isinstance(holder, Grid):
+        return
+    scale, zero = get_attr(region, path), get_attr(region, str(grid.zero_point.target))
+    if bool((scale == scale.reshape(-1)[0]).all()) and bool((zero == zero.reshape(-1)[0]).all()):
+        quantizes = node.target is grid.quantize_op
+        one = replace(grid, scale=float(scale.reshape(-1)[0]), zero_point=int(zero.reshape(-1)[0]), axis=None)
+        node.target = one.quantize_op if quantizes else one.dequantize_op
+        node.args = (node.args[0], *(one.quantize_args if quantizes else one.args))
+    elif node.target is grid.dequantize_op:
+        for user in node.users:
+            if (decision := decision_of(user)) is not None:
+                times = float(scale.max() / scale.min())
+                why = (
+                    f"{decision.reason}; a scale for each channel of its input, since their ranges differ {times:.0f}x"
+                )
+                user.meta["decision"] = replace(decision, reason=why)
 
 
 def _fill(region: Region, node: fx.Node) -> None:
@@ -190,7 +234,7 @@ def _explain(region: Region, graph: fx.Graph, off: dict[fx.Node, str], ops: OpTa
             continue
         for near in (*activation_nodes(node, op), *node.users):
             if near in off:
-                quantize = near.args[0] if near.target is compat.DEQUANTIZE else near
+                quantize = near.args[0] if near.target in _DEQUANTIZE else near
                 assert isinstance(quantize, fx.Node)
                 node.meta["decision"] = Decision(
                     kind=decision.kind,
@@ -200,14 +244,14 @@ def _explain(region: Region, graph: fx.Graph, off: dict[fx.Node, str], ops: OpTa
                 )
 
 
-def _drop(graph: fx.Graph, node: fx.Node) -> None:
+def _drop(graph: fx.Graph, node: fx.Node, why: str) -> None:
     """Take a quantize node and what dequantizes it out of the graph."""
-    if node.target is compat.DEQUANTIZE:
+    if node.target in _DEQUANTIZE:
         return
     source: Any = node.args[0]
     for user in list(node.users):
-        if user.target is not compat.DEQUANTIZE:
-            raise StageError(f"{node.name!r} is to be integers, and its tensor {OFF[node.args[1]]}.")  # type: ignore[index]
+        if user.target not in _DEQUANTIZE:
+            raise StageError(f"{node.name!r} is to be integers, and its tensor {why}.")
         same = user.kwargs.get("out_dtype") in (None, torch.float32)
         # a float64 tensor was cast on its way to the grid
         user.replace_all_uses_with(source if same or not _is_cast(source) else source.args[0])
@@ -217,16 +261,27 @@ def _drop(graph: fx.Graph, node: fx.Node) -> None:
         graph.erase_node(source)
 
 
-def _is_cast(node: Any) -> bool:
+def _is_cast(node: object) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_method" and node.target == "to"
+
+
+def _merge(graph: fx.Graph) -> None:
+    """A tensor that two quantizers round to the same grid is rounded once."""
+    known: dict[tuple[object, ...], fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.target is torch_compat.QUANTIZE:
+            first = known.setdefault(node.args, node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                graph.erase_node(node)
 
 
 def _join(graph: fx.Graph) -> None:
     """Where a tensor is quantized again to the grid that it comes from, it is passed on as it is."""
     for node in list(graph.nodes):
-        if node.target is compat.QUANTIZE:
+        if node.target is torch_compat.QUANTIZE:
             source: Any = node.args[0]
-            if source.target is compat.DEQUANTIZE and not source.kwargs and source.args[1:6] == node.args[1:6]:
+            if source.target is torch_compat.DEQUANTIZE and not source.kwargs and source.args[1:6] == node.args[1:6]:
                 node.replace_all_uses_with(source.args[0])
                 graph.erase_node(node)
                 if not source.users:

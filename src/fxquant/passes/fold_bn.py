@@ -11,46 +11,36 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx, nn
 
-from fxquant.core.graph import Region
-from fxquant.core.nodes import only_user, tensor_info
-from fxquant.core.ops import OPS, Op, OpTable
-from fxquant.core.paths import set_submodule
-from fxquant.numerics.fold import BatchNorm, per_channel
-
-_FOLDABLE = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear")
-
-
-Allowed = Callable[[fx.Node], bool]
-# writes a check that a tensor has this rank into a graph
-Guard = Callable[[fx.Graph, fx.Node, int], None]
+from fxquant.graph.context import Context, Guard
+from fxquant.graph.nodes import only_user, tensor_info
+from fxquant.graph.paths import set_submodule
+from fxquant.graph.region import Region, plan_of
+from fxquant.numerics.weights.fold_norm import BatchNorm, fold_norm
+from fxquant.ops.table import Op
+from fxquant.passes.choose import fusion_allowed
 
 
-def fold_bn(
-    region: Region, allowed: Allowed = lambda node: True, ops: OpTable = OPS, guard: Guard | None = None
-) -> Region:
-    """Fold what can be folded. `allowed` is asked for the op and for the norm (a None rule forbids fusion).
+def fold_bn(region: Region, context: Context) -> None:
+    """Fold the batch norms that can be folded into the ops before them. A None rule for either forbids it.
 
-    Where sizes are not known, a `guard` makes sure of what is taken for granted; without one nothing is.
+    Where sizes are not known, the context's guard makes sure of what is taken for granted; without one nothing is.
     """
-    for producer, node in find_pairs(region, allowed, ops, guard):
+    for producer, node in find_pairs(region, context):
         norm = region.get_submodule(str(node.target))
         assert isinstance(norm, BatchNorm)
         set_submodule(region, str(producer.target), folded(region.get_submodule(str(producer.target)), norm))
         set_submodule(region, str(node.target), emptied(norm))
         take_over(region, producer, node)
-    region.recompile()
-    return region
+    plan_of(region).fused = True
 
 
-def find_pairs(
-    region: Region, allowed: Allowed, ops: OpTable = OPS, guard: Guard | None = None
-) -> list[tuple[fx.Node, fx.Node]]:
+def find_pairs(region: Region, context: Context) -> list[tuple[fx.Node, fx.Node]]:
     """(op, batch norm) nodes that may become one; other norms after such an op get the reason, `meta["unfused"]`."""
+    allowed, ops, guard = fusion_allowed(region, context), context.ops, context.guard
     calls = Counter(node.target for node in region.graph.nodes if node.op == "call_module")
     owners = Counter(
         id(parameter)
@@ -62,10 +52,10 @@ def find_pairs(
     for node in region.graph.nodes:
         op = ops.of_node(node, region)
         producer = node.args[0] if node.args else None
-        if op is None or op.kind != "batch_norm" or node.op != "call_module" or not isinstance(producer, fx.Node):
+        if op is None or not op.folds or node.op != "call_module" or not isinstance(producer, fx.Node):
             continue
         before = ops.of_node(producer, region)
-        if before is None or before.kind not in _FOLDABLE or producer.op != "call_module":
+        if before is None or not before.folds_norm or producer.op != "call_module":
             continue
         why = _why_not(region, producer, node, calls, owners) or _wrong_axis(producer, before, guard)
         if why is None and not (allowed(producer) and allowed(node)):
@@ -114,7 +104,7 @@ def _why_not(
 def _wrong_axis(producer: fx.Node, op: Op, guard: Guard | None) -> str | None:
     """BatchNorm1d normalizes axis 1, which is the feature axis of a linear for 2-D inputs only."""
     info = tensor_info(producer)
-    if op.kind != "linear" or (info is not None and len(info.shape) == 2):
+    if op.channels_at == 1 or (info is not None and len(info.shape) == 2):
         return None
     source = producer.args[0] if producer.args else None
     if info is not None or guard is None or not isinstance(source, fx.Node):
@@ -127,20 +117,13 @@ def _wrong_axis(producer: fx.Node, op: Op, guard: Guard | None) -> str | None:
 @torch.no_grad()
 def folded(module: nn.Module, norm: BatchNorm) -> nn.Module:
     """A copy of `module` with `norm` folded into its weight and bias."""
-    assert norm.running_mean is not None and norm.running_var is not None
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    mean, var = norm.running_mean.double(), norm.running_var.double()
-    gain = torch.rsqrt(var + norm.eps)
-    if norm.weight is not None:
-        gain = gain * norm.weight.double()
-    shift = norm.bias.double() if norm.bias is not None else torch.zeros_like(mean)
-    bias = module.bias.double() if isinstance(module.bias, Tensor) else torch.zeros_like(mean)
-    new_weight = weight.double() * per_channel(gain, module)
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
+    new_weight, new_bias = fold_norm(module, weight, bias, norm)
     result = copy.copy(module)
     result.__dict__["_parameters"] = {
         **module._parameters,
-        "weight": nn.Parameter(new_weight.to(weight.dtype), requires_grad=weight.requires_grad),
-        "bias": nn.Parameter(((bias - mean) * gain + shift).to(weight.dtype), requires_grad=weight.requires_grad),
+        "weight": nn.Parameter(new_weight, requires_grad=weight.requires_grad),
+        "bias": nn.Parameter(new_bias, requires_grad=weight.requires_grad),
     }
     return result

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxquant.core.nodes import only_user, tensor_info
-from fxquant.core.ops import Role, activation_nodes
-from fxquant.core.target import Target
+from fxquant.config.target import Target
+from fxquant.graph.nodes import only_user, tensor_info
+from fxquant.ops.table import Role, activation_nodes
 from fxquant.passes.candidates import Candidate
 
 
@@ -38,7 +38,8 @@ def find_groups(
         tail = only_user(last)
         if tail is not None and tail in candidates and tail not in groups and candidates[tail].mode == "static":
             op = candidates[tail].op
-            if op.kind in target.tails.get(candidate.op.kind, ()) and tail.args[:1] == (last,):
+            unary = len(activation_nodes(tail, op)) == 1
+            if unary and op.kind in target.tails.get(candidate.op.kind, ()) and tail.args[:1] == (last,):
                 groups[tail] = node
                 last = tail
         if last is not node:
@@ -48,7 +49,7 @@ def find_groups(
 
 def _is_residual(add: fx.Node, source: fx.Node, candidate: Candidate) -> bool:
     """Whether `add` is `source + other` of two tensors of one shape, neither of them exempted, with no alpha."""
-    if candidate.op.kind != "add" or "alpha" in add.kwargs or len(add.args) != 2:
+    if not candidate.op.adds or "alpha" in add.kwargs or len(add.args) != 2:
         return False
     operands = activation_nodes(add, candidate.op)
     if len(operands) != 2 or operands[0] is operands[1]:

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fxquant.core.graph import Region
-from fxquant.core.ops import OpTable
-from fxquant.core.plan import note_of
 from fxquant.errors import CalibrationError
+from fxquant.graph.notes import note_of
+from fxquant.graph.region import Region
+from fxquant.ops.table import OpTable
 from fxquant.passes.convert_weights import functional_call, pool, replace_node
 
 
-def halve_weights(region: Region, ops: OpTable) -> Region:
+def halve_weights(region: Region, ops: OpTable) -> None:
     """Rewrite the calls of modules whose weight is to be float16, and store it as that. Tied weights stay tied."""
     dtypes: dict[str, torch.dtype] = {}
     halves: dict[int, tuple[Tensor, nn.Parameter]] = {}  # with the float weight, so that its id stays its own
@@ -31,11 +31,11 @@ def halve_weights(region: Region, ops: OpTable) -> Region:
             dtypes[path] = _halve(module, path, halves)
         with region.graph.inserting_before(node):
             weight = region.graph.get_attr(f"{path}.weight")
-            if op.kind in ("embedding", "embedding_bag"):
+            if op.is_lookup:
                 index = node.args[0] if node.args else node.kwargs["input"]
                 rows = region.graph.call_function(F.embedding, (index, weight))
                 result = region.graph.call_method("to", (rows, dtypes[path]))
-                if op.kind == "embedding_bag":
+                if op.pools:
                     result = pool(region.graph, node, module, result)
             else:
                 weight = region.graph.call_method("to", (weight, dtypes[path]))
@@ -44,11 +44,10 @@ def halve_weights(region: Region, ops: OpTable) -> Region:
                 result = functional_call(region.graph, node, op, module, weight, bias)
         result.meta.update(node.meta)
         replace_node(region.graph, node, result)
-    return region
 
 
 @torch.no_grad()
-def round_halves(region: Region) -> Region:
+def round_halves(region: Region) -> None:
     """Give the weights that are to be float16 its values, in their own dtype, in place."""
     for node in region.graph.nodes:
         note = note_of(node)
@@ -56,7 +55,6 @@ def round_halves(region: Region) -> Region:
             weight = region.get_submodule(str(node.target)).weight
             assert isinstance(weight, Tensor)
             weight.data.copy_(_half(weight, str(node.target)))
-    return region
 
 
 def _half(weight: Tensor, path: str) -> Tensor:

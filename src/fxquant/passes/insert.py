@@ -10,31 +10,33 @@ from typing import Any
 
 from torch import fx
 
-from fxquant.core.graph import Region
-from fxquant.core.nodes import last_input
-from fxquant.core.ops import OPS, OpTable, activation_nodes
-from fxquant.core.paths import free_path
-from fxquant.core.plan import note_of
+from fxquant.graph.context import Context
+from fxquant.graph.nodes import last_input
+from fxquant.graph.notes import note_of
+from fxquant.graph.paths import free_path
+from fxquant.graph.region import Region, plan_of
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.statistics import Quantizers
+from fxquant.ops.table import OpTable, activation_nodes
 
 
-def insert(region: Region, ops: OpTable = OPS, training: bool = False) -> Region:
+def insert(region: Region, context: Context) -> None:
     """Insert one `FakeQuant` module per quantizer id, at `quantizers.<id>`, and its calls.
 
     For training, a spec that does not say how is trained straight through ("ste").
     """
-    specs = region._region.quantizers or {}
+    ops, training = context.ops, context.training
+    specs = plan_of(region).quantizers or {}
     if training:
         specs = {name: spec.trained() for name, spec in specs.items()}
-        region._region.quantizers = specs
+        plan_of(region).quantizers = specs
     container = free_path(region, "quantizers")
     made = {name: FakeQuant(spec, name) for name, spec in specs.items()}
     for quantizer in made.values() if training else ():
         quantizer.state = "train"
     quantizers = Quantizers(made)
     region.add_module(container, quantizers.train(region.training))
-    region._region.quantizer_path = container
+    plan_of(region).quantizer_path = container
     for node in list(region.graph.nodes):
         note = note_of(node)
         if note is not None and note.output is not None:
@@ -53,15 +55,12 @@ def insert(region: Region, ops: OpTable = OPS, training: bool = False) -> Region
                 with region.graph.inserting_after(last_input(operand)):
                     edges[operand, target] = _call(region, operand, target, {})
             node.replace_input_with(operand, edges[operand, target])
-    region.graph.lint()
-    region.recompile()
-    return region
 
 
 def _flags(region: Region, node: fx.Node, observe: bool, ops: OpTable) -> dict[str, Any]:
     """How the quantizer after a node is called. What dropout lets pass is scaled up, beyond the range, in training."""
     op = ops.of_node(node, region)
-    drops = op is not None and op.kind == "dropout"
+    drops = op is not None and op.random
     return ({} if observe else {"observe": False}) | ({"training": False} if drops else {})
 
 
@@ -71,17 +70,23 @@ def _call(region: Region, source: fx.Node, target: str, flags: dict[str, Any]) -
     return quantizer
 
 
-def _after(region: Region, node: fx.Node, target: str, flags: dict[str, Any], ops: OpTable) -> None:
-    exempt = [user for user in node.users if _exempts(user, node, region, ops)]
+def _after(region: Region, node: fx.Node, target: str, flags: dict[str, object], ops: OpTable) -> None:
+    exempt = [user for user in node.users if _exempts(user, node, target, region, ops)]
     with region.graph.inserting_after(node):
         quantizer = _call(region, node, target, flags)
     node.replace_all_uses_with(quantizer, delete_user_cb=lambda user: user is not quantizer and user not in exempt)
 
 
-def _exempts(user: fx.Node, source: fx.Node, region: Region, ops: OpTable) -> bool:
-    """Whether a kernel takes this operand in float although the tensor is quantized for others."""
+def _exempts(user: fx.Node, source: fx.Node, target: str, region: Region, ops: OpTable) -> bool:
+    """Whether a kernel takes this operand in float although the tensor is quantized for others.
+
+    That is, or on its own grid per channel, which a tensor that was rounded to one scale would not need any more.
+    """
     note, op = note_of(user), ops.of_node(user, region)
     if note is None or op is None or not note.inputs:
         return False
-    operands = zip(activation_nodes(user, op), note.inputs, strict=False)
-    return any(operand is source and name is None for operand, name in operands)
+    specs, own = plan_of(region).quantizers or {}, target.rpartition(".")[2]
+    for operand, name in zip(activation_nodes(user, op), note.inputs, strict=False):
+        if operand is source and (name is None or (name != own and specs[name].granularity == "per_channel")):
+            return True
+    return False

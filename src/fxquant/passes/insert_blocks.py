@@ -5,23 +5,25 @@ The block takes in the batch norm that `pair_bn` found. Where the op stays in fl
 
 from __future__ import annotations
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
-from fxquant.core.graph import Region
-from fxquant.core.paths import set_submodule
-from fxquant.core.plan import note_of
-from fxquant.core.spec import Spec
-from fxquant.numerics.fold import BatchNorm
-from fxquant.numerics.qat_block import QatBlock
-from fxquant.numerics.weight_quant import WeightQuant
-
-# (id of a weight, spec) -> the quantizer that all blocks of this weight share, in all regions
-Shared = dict[tuple[int, Spec], WeightQuant]
+from fxquant.config.spec import Spec
+from fxquant.graph.context import Context
+from fxquant.graph.notes import note_of
+from fxquant.graph.paths import set_submodule
+from fxquant.graph.region import Region
+from fxquant.numerics.weights.fold_norm import BatchNorm
+from fxquant.numerics.weights.qat_block import QatBlock
+from fxquant.numerics.weights.weight_fake_quant import WeightFakeQuant
 
 
-def insert_blocks(region: Region, shared: Shared | None = None) -> Region:
-    """Replace weighted modules by blocks; calls of one module share a block, tied weights share a quantizer."""
-    shared = {} if shared is None else shared
+def insert_blocks(region: Region, context: Context) -> None:
+    """Replace ops with a quantized weight by blocks that train it; tied weights share a quantizer, in all regions."""
+    put_blocks(region, context.shared)
+
+
+def put_blocks(region: Region, shared: dict[tuple[int, Spec], nn.Module]) -> None:
+    """The same, where `shared` has the quantizers of weights by the ids of these; calls of a module share a block."""
     for node in list(region.graph.nodes):
         norm_path = node.meta.pop("norm", None)
         note = note_of(node)
@@ -38,10 +40,10 @@ def insert_blocks(region: Region, shared: Shared | None = None) -> Region:
         assert norm is None or isinstance(norm, BatchNorm)
         key = (id(weight), note.weight)
         if key not in shared:
-            shared[key] = WeightQuant(note.weight, f"{node.target}.weight", weight.shape)
-        set_submodule(region, str(node.target), QatBlock(module, shared[key], norm, note.bias))
-    region.recompile()
-    return region
+            shared[key] = WeightFakeQuant(note.weight, f"{node.target}.weight", weight.shape)
+        weight_fq = shared[key]
+        assert isinstance(weight_fq, WeightFakeQuant)
+        set_submodule(region, str(node.target), QatBlock(module, weight_fq, norm, note.bias))
 
 
 def _call_again(region: Region, node: fx.Node, path: str) -> None:

@@ -6,15 +6,14 @@ its batch norm; `insert_blocks` makes one block of the two.
 
 from __future__ import annotations
 
-from fxquant.core.graph import Region
-from fxquant.core.ops import OPS, OpTable
-from fxquant.passes.fold_bn import Allowed, find_pairs, take_over
+from fxquant.graph.context import Context
+from fxquant.graph.region import Region, plan_of
+from fxquant.passes.fold_bn import find_pairs, take_over
 
 
-def pair_bn(region: Region, allowed: Allowed = lambda node: True, ops: OpTable = OPS) -> Region:
+def pair_bn(region: Region, context: Context) -> None:
     """Take the batch norms that can be folded out of the graph."""
-    for producer, node in find_pairs(region, allowed, ops):
+    for producer, node in find_pairs(region, context):
         producer.meta["norm"] = str(node.target)
         take_over(region, producer, node)
-    region.recompile()
-    return region
+    plan_of(region).fused = True

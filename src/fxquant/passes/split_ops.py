@@ -1,6 +1,7 @@
 """Write ops that a target has no int8 kernel for as smaller ones that it has, where the rules ask for static int8.
 
-silu(x)  ->  x * sigmoid(x)
+silu(x)       ->  x * sigmoid(x)
+hardswish(x)  ->  x * hardsigmoid(x)
 
 The parts go by the rule of the whole, and the last one gives the tensor that was observed as the whole's.
 """
@@ -8,43 +9,39 @@ The parts go by the rule of the whole, and the last one gives the tensor that wa
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 
 import torch
 from torch import fx
+from torch.nn import functional as F
 
-from fxquant.core.graph import Region
-from fxquant.core.ops import OPS, OpTable
-from fxquant.core.target import Target
-from fxquant.passes.candidates import choice_of
+from fxquant.graph.context import Context
+from fxquant.graph.region import Region
+from fxquant.passes.hardware_form import is_static
+from fxquant.passes.read_op import operand_of
 
 
-def split_ops(region: Region, target: Target, ops: OpTable = OPS) -> Region:
-    """Rewrite the kinds in `target.split`."""
+def split_ops(region: Region, context: Context) -> None:
+    """Write ops that the target has no kernel for as smaller ones: silu as x * sigmoid(x)."""
     for node in list(region.graph.nodes):
-        op = ops.of_node(node, region)
-        if op is not None and op.kind in target.split and _is_static(node):
+        op = context.ops.of_node(node, region)
+        if op is not None and op.kind in context.hardware.split and is_static(node):
             with region.graph.inserting_before(node):
-                result = _REWRITES[op.kind](region.graph, node)
+                result = _gated(region.graph, node, _GATES[op.kind])
             node.replace_all_uses_with(result)
             region.graph.erase_node(node)
-    region.recompile()
-    return region
 
 
-def _is_static(node: fx.Node) -> bool:
-    choice = choice_of(node)
-    qconfig = choice.qconfig if choice is not None else None
-    return qconfig is not None and qconfig.activation is not None and not qconfig.is_dynamic
-
-
-def _silu(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    x = node.args[0] if node.args else node.kwargs["input"]
-    gate = graph.call_function(torch.sigmoid, (x,))
+def _gated(graph: fx.Graph, node: fx.Node, curve: Callable[[torch.Tensor], torch.Tensor]) -> fx.Node:
+    x = operand_of(node)
+    gate = graph.call_function(curve, (x,))
     product = graph.call_function(operator.mul, (x, gate))
     for made in (gate, product):
         made.meta.update({key: node.meta[key] for key in ("scope", "where", "tensor", "choice") if key in node.meta})
     product.meta["site"] = node.name
+    if "rewritten" in node.meta:
+        product.meta["rewritten"] = node.meta["rewritten"]
     return product
 
 
-_REWRITES = {"silu": _silu}
+_GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": torch.sigmoid, "hardswish": F.hardsigmoid}

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from fxquant.core.ops import OPS, Op, Role
-from fxquant.core.qconfig_mapping import QConfigMapping
-from fxquant.core.spec import Spec
-from fxquant.core.target import Target
+from fxquant.config.qconfig_mapping import QConfigMapping
+from fxquant.config.spec import Spec
+from fxquant.config.target import Target
 from fxquant.errors import ConfigError
+from fxquant.ops.table import OPS, Op, Role
 
 _SIGNED = {torch.qint8: True, torch.int8: True, torch.quint8: False, torch.uint8: False}
 _CLASSES = ("root_module", "qat_module", "reference_quantized_module", "fused_module", "fuser_method")
@@ -73,11 +73,11 @@ def read_backend_config(config: Any, base: Target) -> Backend:
     for entry in entries:
         integers = [each for each in _get(entry, "dtype_configs") or () if _is_integer(each)]
         _refuse_classes(entry)
-        ops = [op for op in _ops(entry) if op.kind != "batch_norm" or _is_single(entry)]
+        ops = [op for op in _ops(entry) if not op.folds or _is_single(entry)]
         if not integers or not ops:
             continue
         kinds.update(op.kind for op in ops if op.role is not Role.FLOAT)
-        if "add" in [op.kind for op in ops[1:]]:
+        if any(op.adds for op in ops[1:]):
             residual.add(ops[0].kind)
         elif len(ops) > 1:
             tails.setdefault(ops[0].kind, set()).update(op.kind for op in ops[1:])
@@ -96,11 +96,11 @@ def read_backend_config(config: Any, base: Target) -> Backend:
     return Backend(target, tuple(dtypes))
 
 
-def _get(entry: Any, name: str) -> Any:
+def _get(entry: object, name: str) -> Any:
     return entry.get(name) if isinstance(entry, Mapping) else getattr(entry, name, None)
 
 
-def _pattern(entry: Any) -> Any:
+def _pattern(entry: object) -> object:
     """A class, function or name; or several, root first."""
     nested = _get(entry, "_pattern_complex_format") or _get(entry, "pattern_complex_format")
     if nested is None:
@@ -109,16 +109,16 @@ def _pattern(entry: Any) -> Any:
     return flat if len(flat) > 1 else flat[0]
 
 
-def _flatten(nested: Any) -> Iterator[Any]:
+def _flatten(nested: object) -> Iterator[object]:
     for item in nested if isinstance(nested, tuple) else (nested,):
         yield from _flatten(item) if isinstance(item, tuple) else (item,)
 
 
-def _is_single(entry: Any) -> bool:
+def _is_single(entry: object) -> bool:
     return not isinstance(_pattern(entry), tuple)
 
 
-def _ops(entry: Any) -> Iterator[Op]:
+def _ops(entry: object) -> Iterator[Op]:
     """The ops of a pattern, the weighted one first. Those of torch that the op table does not have stay in float."""
     pattern = _pattern(entry)
     found = []
@@ -135,13 +135,13 @@ def _ops(entry: Any) -> Iterator[Op]:
     yield from sorted(found, key=lambda op: not op.has_weight)
 
 
-def _is_known(part: Any) -> bool:
+def _is_known(part: object) -> bool:
     """Whether a class or function is torch's, or Python's."""
     module = str(getattr(part, "__module__", None) or "torch")
     return module.partition(".")[0] in ("torch", "torchao", "operator", "_operator", "builtins")
 
 
-def _refuse_classes(entry: Any) -> None:
+def _refuse_classes(entry: object) -> None:
     for name in _CLASSES:
         value = _get(entry, name)
         if value is not None and not _is_known(value):
@@ -158,7 +158,7 @@ def _is_integer(dtype_config: Any) -> bool:
     return wanted.dtype in _SIGNED or weight.dtype in (*_SIGNED, torch.quint4x2)
 
 
-def _constraint(dtype_config: Any, side: str) -> Any:
+def _constraint(dtype_config: object, side: str) -> Any:
     found = _get(dtype_config, f"{side}_dtype_with_constraints") or _get(dtype_config, f"{side}_dtype")
     return found if hasattr(found, "quant_min_lower_bound") else _Plain(found)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fxquant.core.qconfig import QConfig
-from fxquant.core.qconfig_mapping import QConfigMapping
-from fxquant.core.spec import Spec
+from fxquant.config.qconfig import DYNAMIC, QConfig
+from fxquant.config.qconfig_mapping import QConfigMapping
+from fxquant.config.spec import Spec
 from fxquant.errors import ConfigError
 from fxquant.targets import by_name
 
@@ -15,9 +15,7 @@ Mode = Literal["static", "dynamic", "weight_only"]
 _WEIGHT = Spec(granularity="per_channel", observer="minmax")
 
 default_qconfig = QConfig(activation=Spec(signed=False, symmetric=False), weight=_WEIGHT)
-default_dynamic_qconfig = QConfig(
-    activation=Spec(signed=False, symmetric=False, dynamic=True, observer="minmax"), weight=_WEIGHT
-)
+default_dynamic_qconfig = QConfig(activation=DYNAMIC, weight=_WEIGHT)
 weight_only_qconfig = QConfig(weight=_WEIGHT)
 int4_weight_only_qconfig = QConfig(weight=Spec(bits=4, granularity="per_group", group_size=32, observer="histogram"))
 
@@ -26,13 +24,22 @@ def get_default_qconfig(backend: str = "x86", version: int = 0) -> QConfig:
     """The post-training static qconfig for a backend: "x86", "fbgemm", "qnnpack" or "onednn".
 
     `version` is as torch.ao counts: 0 here, 0 or 1 for training; all of them mean the same.
+
+    Example:
+        >>> fq.get_default_qconfig("x86").weight.bits
+        8
     """
     _check_version(version, (0,))
     return by_name(backend).qconfig
 
 
 def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> QConfig:
-    """The qconfig for training with a backend's grids: ranges of activations follow a moving average."""
+    """The qconfig for training with a backend's grids: ranges of activations follow a moving average.
+
+    Example:
+        >>> fq.get_default_qat_qconfig("x86").weight.bits
+        8
+    """
     _check_version(version, (0, 1))
     target = by_name(backend)
     return QConfig(
@@ -43,12 +50,21 @@ def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> QConfig:
 
 
 def get_default_qat_qconfig_mapping(backend: str = "x86", version: int = 1) -> QConfigMapping:
-    """A mapping that trains everything the target runs in int8 with quantization in the loop."""
+    """A mapping that trains everything the target runs in int8 with quantization in the loop.
+
+    Example:
+        >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping("x86"), (loader[0],))
+    """
     return QConfigMapping().set_global(get_default_qat_qconfig(backend, version))
 
 
 def get_default_qconfig_mapping(backend: str = "x86", version: int = 0) -> QConfigMapping:
-    """A mapping that quantizes everything the target runs in int8."""
+    """A mapping that quantizes everything the target runs in int8.
+
+    Example:
+        >>> mapping = fq.get_default_qconfig_mapping("x86").set_module_name("head", None)  # None: stays in float
+        >>> quantized = fq.quantize(model, loader, qconfig_mapping=mapping)
+    """
     return QConfigMapping().set_global(get_default_qconfig(backend, version))
 
 

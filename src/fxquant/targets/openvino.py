@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from fxquant.core.target import Target
+from fxquant.config.target import Target
 from fxquant.targets.x86 import x86
 
 

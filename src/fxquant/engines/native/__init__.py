@@ -1,1 +1,1 @@
-"""Machine code for converted graphs, made with LLVM: see docs/architecture.md, "The native engine"."""
+"""Machine code for converted graphs, made with LLVM: see docs/engines.md."""

@@ -1,6 +1,6 @@
 """Activations: as vector code on floats, and as tables that give quantized outputs at once.
 
-A table cuts the input into 16 equal pieces and has a quadratic for each, in steps of the output grid:
+A table cuts the input into 16 or 32 equal pieces and has a quadratic for each, in steps of the output grid:
 
     m = max(x, low)    i = round((min(m, high) - low) / h)    q = c0[i] + m (c1[i] + m c2[i])
 
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from fxquant.engines.native.vector import MAGIC, Kernel
 
 Array = NDArray[np.float64]
-PIECES = 16
-TABLE_BYTES = 7 * 64  # c0, c1, c2, then low, high, 1/h and the offset of the index, each sixteen times
+_MOST_PIECES = 32
+_ROW = 4 * _MOST_PIECES
+TABLE_BYTES = 3 * _ROW + 4 * 64  # c0, c1, c2, then low, high, 1/h and the offset of the index, each sixteen times
 _CLOSE = 0.2  # steps that a table may be off
 _STRAIGHT = 0.04  # steps off a line that do not count
 
@@ -64,8 +65,8 @@ KINDS = SMOOTH | {"relu", "clamp", "leaky_relu", "hardsigmoid", "hardswish"}
 
 
 @functools.lru_cache(maxsize=512)
-def fit(act: Act, scale: float, zero_point: int) -> NDArray[np.float32] | None:
-    """The table for an output grid; None if sixteen quadratics are not close enough."""
+def fit(act: Act, scale: float, zero_point: int, pieces: int) -> NDArray[np.float32] | None:
+    """The table for an output grid; None if so many quadratics are not close enough."""
     function = formula(act)
 
     def steps(x: Array) -> Array:
@@ -80,12 +81,13 @@ def fit(act: Act, scale: float, zero_point: int) -> NDArray[np.float32] | None:
     straight = _straight_from(grid, y)
     if not low < straight:
         return None
-    h, first = _pieces(low, straight)
-    low, high = first * h, (first + PIECES - 1) * h
-    centres = low + h * np.arange(PIECES, dtype=np.float64)
-    table = _quadratics(steps, centres, h, low)
-    table[:, -1] = _line(steps, straight)
-    rows = [*table, *(np.full(PIECES, value) for value in (low, high, 1 / h, MAGIC - first))]
+    h, first = _pieces(low, straight, pieces)
+    low, high = first * h, (first + pieces - 1) * h
+    centres = low + h * np.arange(pieces, dtype=np.float64)
+    table = np.zeros((3, _MOST_PIECES))
+    table[:, :pieces] = _quadratics(steps, centres, h, low)
+    table[:, pieces - 1] = _line(steps, straight)
+    rows = [*table, *(np.full(16, value) for value in (low, high, 1 / h, MAGIC - first))]
     packed = np.concatenate(rows).astype(np.float32)
     return packed if _error(packed, grid, y) < _CLOSE else None
 
@@ -110,15 +112,15 @@ def _line(steps: Callable[[Array], Array], straight: float) -> Array:
     return np.array([y[0] - slope * x[0], slope, 0.0])
 
 
-def _pieces(low: float, straight: float) -> tuple[float, int]:
+def _pieces(low: float, straight: float, pieces: int) -> tuple[float, int]:
     """(size of a piece, centre of the first in such sizes): from `low`, so that the last begins before `straight`.
 
     Centres are whole numbers of sizes: beside MAGIC there is no room for a fraction.
     """
-    h = (straight - low) / (PIECES - 1.5)
+    h = (straight - low) / (pieces - 1.5)
     while True:
         first = math.floor(low / h)
-        if (first + PIECES - 1.5) * h >= straight:
+        if (first + pieces - 1.5) * h >= straight:
             return h, first
         h *= 1.003
 
@@ -134,10 +136,11 @@ def _straight_from(grid: Array, y: Array) -> float:
 
 
 def _error(packed: NDArray[np.float32], grid: Array, y: Array) -> float:
-    c0, c1, c2, low, high, inverse, offset = packed.reshape(7, PIECES)
+    c0, c1, c2 = packed[: 3 * _MOST_PIECES].reshape(3, _MOST_PIECES)
+    low, high, inverse, offset = packed[3 * _MOST_PIECES :].reshape(4, 16)
     m = np.maximum(grid.astype(np.float32), low[0])
     index = np.rint(np.minimum(m, high[0]).astype(np.float64) * inverse[0] + (offset[0] - MAGIC)).astype(int)
-    index = index.clip(0, PIECES - 1)
+    index = index.clip(0, _MOST_PIECES - 1)
     found = c0[index] + m * (c1[index] + m * c2[index])
     return float(np.abs(np.clip(found, 0, 255) - np.clip(y, 0, 255)).max())
 
@@ -147,12 +150,12 @@ def apply_table(k: Kernel, x: str, table: str, width: int) -> str:
     n = width // 4
 
     def row(index: int) -> str:
-        return k.load(f"<{n} x float>", k.at(table, 64 * index), width)
+        return k.load(f"<{n} x float>", k.at(table, 3 * _ROW + 64 * index), width)
 
-    m = k.largest(x, row(3), width)
-    place = k.fma(k.least(m, row(4), width), row(5), row(6), width)
+    m = k.largest(x, row(0), width)
+    place = k.fma(k.least(m, row(1), width), row(2), row(3), width)
     index = k.value(f"bitcast <{n} x float> {place} to <{n} x i32>")
-    c0, c1, c2 = (k.lookup(k.at(table, 64 * j), index, width) for j in range(3))
+    c0, c1, c2 = (k.lookup(k.at(table, _ROW * j), index, width) for j in range(3))
     return k.fma(k.fma(c2, m, c1, width), m, c0, width)
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import warnings
 
 import torch
 from torch import nn
 
-from fxquant.core.graph import Region, regions
-from fxquant.core.verify import run_passes
 from fxquant.engines.example import example_of
-from fxquant.engines.lower import lower
+from fxquant.engines.known_code import unknown_code
 from fxquant.engines.native.machine import host
 from fxquant.engines.native.runner import NativeRunner
 from fxquant.engines.native.settings import Native
+from fxquant.engines.onednn.lower import lower
+from fxquant.engines.onednn.runner import OneDnn
 from fxquant.errors import ConfigError
+from fxquant.graph.context import Context
+from fxquant.graph.region import Region, lowering_of, regions
+from fxquant.graph.run_passes import run_passes
 
 log = logging.getLogger("fxquant")
 
@@ -26,33 +28,28 @@ def has_native() -> bool:
     return importlib.util.find_spec("llvmlite") is not None and host() is not None
 
 
-def check_native() -> None:
-    """Raise unless it can."""
-    if importlib.util.find_spec("llvmlite") is None:
-        raise ConfigError("engine 'native' is not installed. Run: pip install 'fxquant[native]'.")
-    if host() is None:
-        raise ConfigError("engine 'native' has no kernels for this CPU: it needs AVX2 or NEON with dot products.")
-
-
 def run_native(model: nn.Module, settings: Native) -> nn.Module:
-    """Lower a converted model, in place, and give its regions machine code. A warning tells where none could be."""
+    """Lower a converted model, in place, and give its regions machine code. Where none could be, they run on oneDNN."""
     machine = host()
     assert machine is not None
-    run_passes(model, (("lower", lower),), "converted")
+    run_passes(model, (lower,), Context())
     for path, region in regions(model):
-        runner = NativeRunner(region._region.runner, machine, settings)
-        region._region.runner = runner
-        reason = _try(region, runner)
-        if reason:
-            runner.failed = reason
-            warnings.warn(f"module {path!r} runs on onednn, not native. {reason}", stacklevel=4)
+        lowering = lowering_of(region)
+        assert isinstance(lowering.runner, OneDnn)
+        runner = NativeRunner(lowering.runner, machine, settings)
+        lowering.runner = runner
+        runner.failed = _try(region, runner)
+        if runner.failed:  # `explain` says so, too
+            log.info("module %r runs on onednn, not native. %s", path, runner.failed)
     return model
 
 
 def _try(region: Region, runner: NativeRunner) -> str:
     """Make the program of the example, and compare it with the graph; the reason if that fails."""
-    if region._region.filled.waiting:
+    if lowering_of(region).waiting:
         return ""
+    if reason := unknown_code(region):
+        return reason
     try:
         example = example_of(region)
     except ConfigError:

@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import fx
 
-from fxquant.engines.match import weight_holder
-from fxquant.engines.native.activations import SMOOTH, fit
+from fxquant.engines.native.activations import SMOOTH, Act, fit
 from fxquant.engines.native.finish import Finish, header
 from fxquant.engines.native.groups import Group
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View
+from fxquant.engines.read_qdq import weight_holder
 
 Doubles = NDArray[np.float64]
 _LARGEST = float(2**29)
@@ -62,6 +62,10 @@ def numbers(reader: Reader, group: Group, x: Grid, axis: int = 0) -> Numbers:
     start = np.zeros(len(q)) if bias is None else bias.detach().to(torch.float64).numpy()
     scale = holder.weight_scale.detach().to(torch.float64).numpy().reshape(-1) * x.scale
     scale = np.broadcast_to(scale, len(q)).copy()
+    if x.channels:
+        if axis or q.shape[3] != 1 or len(q) % len(x.channels):
+            raise Unread("its input has a scale for each channel, and its sums run over several")
+        scale *= np.repeat(np.array(x.channels), len(q) // len(x.channels))
     if not (np.isfinite(scale).all() and np.isfinite(start).all()):
         raise Unread("its scales or biases are not finite")
     return Numbers(weight=q, scale=scale, plain=start, zero=x.zero - reader.machine.shift)
@@ -89,10 +93,12 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid
         low, high = (_step(limit, grid) for limit in limits)
         act = None
     table = (
-        fit(act, grid.scale, grid.zero)
+        fit(act, grid.scale, grid.zero, reader.machine.pieces)
         if act is not None and act.kind in SMOOTH and reader.machine.dot != "sdot"
         else None
     )
+    if grid.channels:
+        return _per_channel(made, other, grid, act, (low, high))
     unit = grid.scale if act is None else 1.0
     lift = grid.zero if act is None else 0.0
     rest = 0.0 if other is None or other.grid is None else other.grid.scale / unit
@@ -114,8 +120,26 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid
     return Ending(spec=spec, header=head, scale=scale / unit, bias=bias / unit + lift)
 
 
+def _per_channel(made: Numbers, other: View | None, grid: Grid, act: Act | None, limits: tuple[int, int]) -> Ending:
+    """The end of a kernel whose output has a scale for each channel: it multiplies per channel anyway."""
+    if act is not None or other is not None:
+        raise Unread("what comes before a scale for each channel has to be linear")
+    unit = np.array(grid.channels)
+    sums = np.abs(made.weight.astype(np.int64)).sum((1, 2, 3)) * 255
+    largest = ((sums * np.abs(made.scale) + np.abs(made.bias)) / unit).max()
+    magic = bool(sums.max() < 2**22 and (made.scale / unit).max() < 0.02)
+    spec = Finish(low=limits[0], high=limits[1], magic=magic, bounded=bool(largest > _LARGEST))
+    return Ending(spec=spec, header=header(), scale=made.scale / unit, bias=made.bias / unit + grid.zero)
+
+
 def _step(value: float, grid: Grid) -> int:
     """The step of a grid that is nearest to a value."""
-    steps = value / grid.scale
+    found = {_step_of(value / scale, grid) for scale in grid.channels or (grid.scale,)}
+    if len(found) > 1:
+        raise Unread("it clamps at another step in each channel")
+    return found.pop()
+
+
+def _step_of(steps: float, grid: Grid) -> int:
     whole = steps if math.isinf(steps) else float(np.rint(steps)) + grid.zero
     return int(min(max(whole, grid.low), grid.high))

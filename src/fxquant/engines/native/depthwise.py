@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, affine_block, finish, load_affine
+from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.vector import Kernel, order, pack_quads
 
@@ -39,6 +40,7 @@ class Depthwise:
     other_pixel: int = 0
     tile: Point  # outputs: rows, columns
     finish: Finish
+    most: int = 255  # that the bytes of the input may be
 
 
 def choose_tile(kernel: Point, stride: Point, rows: int, width: int, machine: Machine) -> Point:
@@ -113,7 +115,7 @@ def _quads(rows: int, columns: int) -> list[list[Point | None]]:
 
 def emit(name: str, spec: Depthwise, machine: Machine) -> Kernel:
     """The kernel: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
-    k = Kernel(name, ("x", "weights", "params", "out", "other"), machine)
+    k = Kernel(name, ("x", "weights", "params", "out", "other"), machine.for_bytes(spec.most))
     plan = _plan(spec)
     ty, _ = spec.tile
 
@@ -183,11 +185,27 @@ def _tile(
         if not uses:
             continue
         used = [any(plan.variants[variant][i] is not None for _, variant in uses) for i in range(4)]
-        vectors = load.quad([pixel if needed else None for pixel, needed in zip(quad, used, strict=True)])
-        for output, variant in uses:
-            for v in range(4):
-                weight = k.weights(k.at(weights, (variant * 4 + v) * weight_size), size)
-                sums[output][v] = k.dot(sums[output][v], vectors[v], weight, size)
+        pixels = [pixel if needed else None for pixel, needed in zip(quad, used, strict=True)]
+
+        def products(
+            turn: str,
+            kept: list[str],
+            pixels: list[Point | None] = pixels,
+            uses: list[tuple[int, int]] = uses,
+        ) -> list[str]:
+            vectors = load.quad(pixels)
+            made = []
+            for place, (_, variant) in enumerate(uses):
+                for v in range(4):
+                    weight = k.weights(k.at(weights, (variant * 4 + v) * weight_size), size)
+                    made.append(k.dot(kept[4 * place + v], vectors[v], weight, size))
+            return made
+
+        type_ = f"<{size // 4} x i32>"
+        carries = [Carry(type=type_, start=total) for output, _ in uses for total in sums[output]]
+        made = k.loop(0, 1, 1, products, carries, apart=True)
+        for place, (output, _) in enumerate(uses):
+            sums[output] = made[4 * place : 4 * place + 4]
     affine = load_affine(k, params, 4, size)
     for output in range(ty * tx):
         y, x = divmod(output, tx)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fxquant.engines.native import depthwise, gemm
 from fxquant.engines.native.arithmetic import Numbers, ending
 from fxquant.engines.native.gemm import Gemm, Taps, choose_tile, split_row
-from fxquant.engines.native.groups import Group, Pads
+from fxquant.engines.native.groups import Group, Pads, is_handed_in
 from fxquant.engines.native.ops import pointer
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.values import Grid, View, round_up
@@ -37,7 +37,8 @@ def emit_depthwise(
     reader: Reader, group: Group, made: Numbers, views: tuple[View, View | None, View], geometry: Geometry
 ) -> None:
     x, other, out = views
-    machine = reader.machine
+    most = _most(reader, group, x)
+    machine = reader.machine.for_bytes(most)
     channels = round_up(out.shape[0])
     end = ending(reader, group, made, other, out.grid)
     ky, kx = made.weight.shape[1:3]
@@ -58,6 +59,7 @@ def emit_depthwise(
         other_pixel=other.strides[2] if other is not None else 0,
         tile=tile,
         finish=end.spec,
+        most=most,
     )
     weight = _padded(made.weight[:, :, :, 0], channels)
     scale, bias = _padded(end.scale, channels), _padded(end.bias, channels)
@@ -134,7 +136,8 @@ def emit_gemm(
 ) -> None:
     """Emit a matrix product. `extent`: rows, width, and (row, pixel) strides of input, output and other (elements)."""
     x, other, out = views
-    machine = reader.machine
+    most = _most(reader, group, x)
+    machine = reader.machine.for_bytes(most)
     end = ending(reader, group, made, other, out.grid)
     rows, width, strides = extent
     outputs, ky, kx, inputs = made.weight.shape
@@ -173,6 +176,7 @@ def emit_gemm(
         chunk=1 if near else max(1, _L2 // max(1, in_row)),
         moved=offsets is not None,
         finish=end.spec,
+        most=most,
     )
     integers_ = weight.reshape(channels, taps.count, taps.length)
     scale, bias = _padded(end.scale, channels), _padded(end.bias, channels)
@@ -189,8 +193,14 @@ def emit_gemm(
         blocks=len(blocks),
         label=f"{shown} {'x'.join(map(str, x.shape))} -> {outputs}{_suffix(group)}",
         macs=out.numel * ky * kx * inputs,
+        single=out.numel == outputs,
         border=border,
     )
+
+
+def _most(reader: Reader, group: Group, x: View) -> int:
+    """The largest byte that the input of a kernel may have. Kernels keep to its grid; who hands bytes in may not."""
+    return 255 if x.grid is None or is_handed_in(group.node.all_input_nodes[0]) else x.grid.high
 
 
 def _suffix(group: Group) -> str:

@@ -68,6 +68,7 @@ class Gemm:
     chunk: int  # rows that are done for all blocks before the next ones
     moved: bool = False
     finish: Finish
+    most: int = 255  # that the bytes of the input may be
 
     def runs(self) -> list[tuple[int, int]]:
         """(vectors, how many blocks) for each run of equal blocks."""
@@ -97,7 +98,7 @@ def split_row(width: int, most: int) -> tuple[int, int, int]:
 
 def emit(name: str, spec: Gemm, machine: Machine) -> Kernel:
     """The kernel: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
-    k = Kernel(name, ("x", "weights", "params", "out", "other"), machine)
+    k = Kernel(name, ("x", "weights", "params", "out", "other"), machine.for_bytes(spec.most))
     if spec.chunk >= spec.rows:
         _rows(k, spec, "%y0", "%y1")
     else:
@@ -202,10 +203,15 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
         return _run(k, spec, vectors, pixels, again(sums), x, weights)
 
     if taps.count * taps.quads * pixels * vectors <= _UNROLLED:
-        for index in range(taps.count):
-            y, x = divmod(index, taps.xs)
-            place = k.at(block.x, y * taps.y_step + x * taps.x_step)
-            sums = tap(sums, place, k.at(block.weights, index * run_size))
+
+        def all_taps(_: str, sums: list[str]) -> list[str]:
+            for index in range(taps.count):
+                y, x = divmod(index, taps.xs)
+                place = k.at(block.x, y * taps.y_step + x * taps.x_step)
+                sums = tap(sums, place, k.at(block.weights, index * run_size))
+            return sums
+
+        sums = k.loop(0, 1, 1, all_taps, carries, apart=spec.finish.act is not None)
     else:
 
         def tap_row(y: str, sums: list[str]) -> list[str]:

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import fx
 
-from fxquant.core.ops import argument
-from fxquant.engines.match import is_dequantize, is_quantize, only_user, weight_holder
 from fxquant.engines.native.activations import Act
-from fxquant.engines.native.read_acts import act_of
+from fxquant.engines.native.read_acts import act_of, is_channel_quantize
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape
-from fxquant.engines.support import explicit_padding
+from fxquant.engines.onednn.support import explicit_padding
+from fxquant.engines.read_qdq import is_dequantize, is_quantize, only_user, weight_holder
+from fxquant.graph import torch_compat
+from fxquant.ops.table import argument
 
 Pads = tuple[int, int, int, int]  # top, left, bottom, right
 CONVS = {"conv1d": 1, "conv2d": 2}
@@ -30,6 +31,20 @@ class Group:
     other: fx.Node | None = None
     act: Act | None = None
     quantize: fx.Node | None = None
+
+
+def is_handed_in(node: fx.Node) -> bool:
+    """Whether a node reads integers of an input, which need not keep to their grid, and not only quantized tensors."""
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        found = waiting.pop()
+        if found in seen or found.target in torch_compat.QUANTIZE_OPS:
+            continue
+        seen.add(found)
+        if found.op == "placeholder":
+            return True
+        waiting += found.all_input_nodes
+    return False
 
 
 def find_group(reader: Reader, node: fx.Node) -> Group | None:
@@ -51,7 +66,7 @@ def find_group(reader: Reader, node: fx.Node) -> Group | None:
         if act is not None:
             nodes.append(tail)
     quantize = only_user(nodes[-1])
-    if not is_quantize(quantize):
+    if not is_quantize(quantize) and not is_channel_quantize(quantize):
         quantize = None
     if other is not None and is_dequantize(other) != (quantize is not None):
         # bytes are added to what becomes bytes, floats to what stays float: see finish.py

@@ -25,14 +25,15 @@ def _per_width() -> dict[str, Signature]:
         for name in ("umin", "umax"):
             made[f"llvm.{name}.v{size}i8"] = (i8, (i8, i8))
         made[f"llvm.x86.avx512.vpdpbusd.{bits}"] = (i32, (i32, i8, i8))
-        pack_words, pack_bytes, madd = {
-            "128": ("sse2.packssdw.128", "sse2.packuswb.128", "sse2.pmadd.wd"),
-            "256": ("avx2.packssdw", "avx2.packuswb", "avx2.pmadd.wd"),
-            "512": ("avx512.packssdw.512", "avx512.packuswb.512", "avx512.pmaddw.d.512"),
+        pack_words, pack_bytes, madd, bytes_madd = {
+            "128": ("sse2.packssdw.128", "sse2.packuswb.128", "sse2.pmadd.wd", "ssse3.pmadd.ub.sw.128"),
+            "256": ("avx2.packssdw", "avx2.packuswb", "avx2.pmadd.wd", "avx2.pmadd.ub.sw"),
+            "512": ("avx512.packssdw.512", "avx512.packuswb.512", "avx512.pmaddw.d.512", "avx512.pmaddubs.w.512"),
         }[bits]
         made[f"llvm.x86.{pack_words}"] = (i16, (i32, i32))
         made[f"llvm.x86.{pack_bytes}"] = (i8, (i16, i16))
         made[f"llvm.x86.{madd}"] = (i32, (i16, i16))
+        made[f"llvm.x86.{bytes_madd}"] = (i16, (i8, i8))
     for n in (1, 2, 3, 4, 8, 16, 32, 64):
         made.setdefault(f"llvm.umax.v{n}i8", (f"<{n} x i8>", (f"<{n} x i8>",) * 2))
         made.setdefault(f"llvm.umin.v{n}i8", (f"<{n} x i8>", (f"<{n} x i8>",) * 2))
@@ -44,7 +45,7 @@ INTRINSICS: dict[str, Signature] = {
     "llvm.x86.avx512.mask.cvtps2dq.512": ("<16 x i32>", ("<16 x float>", "<16 x i32>", "i16", "i32")),
     "llvm.x86.avx.cvt.ps2dq.256": ("<8 x i32>", ("<8 x float>",)),
     "llvm.x86.sse2.cvtps2dq": ("<4 x i32>", ("<4 x float>",)),
-    "llvm.x86.avx512.permvar.sf.512": ("<16 x float>", ("<16 x float>", "<16 x i32>")),
+    "llvm.x86.avx512.vpermi2var.ps.512": ("<16 x float>", ("<16 x float>", "<16 x i32>", "<16 x float>")),
     "llvm.x86.avx2.permps": ("<8 x float>", ("<8 x float>", "<8 x i32>")),
     "llvm.x86.sse2.pause": ("void", ()),
     "llvm.aarch64.neon.sdot.v4i32.v16i8": ("<4 x i32>", ("<4 x i32>", "<16 x i8>", "<16 x i8>")),

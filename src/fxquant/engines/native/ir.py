@@ -99,17 +99,25 @@ class Function:
     # control
 
     def loop(
-        self, low: str | int, high: str | int, step: int, body: Body, carries: Sequence[Carry] = (), guard: bool = False
+        self,
+        low: str | int,
+        high: str | int,
+        step: int,
+        body: Body,
+        carries: Sequence[Carry] = (),
+        guard: bool = False,
+        apart: bool = False,
     ) -> list[str]:
         """for i in range(low, high, step): values = body(i, values). The values after the last turn.
 
-        It runs at least once, unless `guard` asks for a look before; then it carries nothing.
+        It runs at least once, unless `guard` asks for a look before; then it carries nothing. `apart` makes a loop of a
+        single turn, too: LLVM orders the code of a block anew, and spills registers where it mixes body and rest.
         """
         start = [carry.start for carry in carries]
         if isinstance(low, int) and isinstance(high, int):
             if high <= low:
                 return start
-            if high - low <= step:
+            if high - low <= step and not apart:
                 return body(str(low), start)
         assert not (guard and carries)
         label, before = f"loop{self.fresh()}", self.block

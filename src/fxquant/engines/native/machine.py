@@ -4,16 +4,17 @@ A machine has vectors of `width` bytes and a way (`dot`) to add the four product
 
     vpdpbusd  u8 x s8 at once (AVX512-VNNI, AVX-VNNI)
     madd      u8 and s8 as 16 bits, even and odd bytes apart, two vpmaddwd: exact, where vpmaddubsw saturates (AVX2)
+    maddubs   vpmaddubsw, then vpmaddwd by ones: half the weight bytes, exact if activations have 7 bits (AVX2)
     sdot      s8 x s8 (NEON): u8 activations are moved down by 128, and the bias takes that back
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-Dot = Literal["vpdpbusd", "madd", "sdot"]
+Dot = Literal["vpdpbusd", "madd", "maddubs", "sdot"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +29,17 @@ class Machine:
     width: int
     registers: int
     dot: Dot
+    rate: float = 200e9  # products in a second and core, roughly
 
     @property
     def floats(self) -> int:
         """Elements of 32 bits in a vector."""
         return self.width // 4
+
+    @property
+    def pieces(self) -> int:
+        """How many entries a table has that is looked up at once."""
+        return 32 if self.width == 64 else 16
 
     @property
     def weight_bytes(self) -> int:
@@ -44,9 +51,13 @@ class Machine:
         """What is taken from activations before they are multiplied."""
         return 128 if self.dot == "sdot" else 0
 
+    def for_bytes(self, most: int) -> Machine:
+        """The machine for activations that are no larger than this: sums of two products of 127 and 128 fit int16."""
+        return replace(self, dot="maddubs") if self.dot == "madd" and most <= 127 else self
+
     def most_rows(self, vectors: int) -> int:
         """How many pixels a tile of that many vectors of channels can have, with its sums in registers."""
-        spare = 3 if self.dot == "madd" else 1
+        spare = {"madd": 3, "maddubs": 7}.get(self.dot, 1)  # with fewer, LLVM spills sums around the loop
         kept = vectors if self.registers > 16 else 1  # few registers: weights come from memory
         return max(1, min(16, (self.registers - spare - kept) // vectors))
 
@@ -64,7 +75,14 @@ AVX_VNNI = Machine(
     name="avx-vnni", triple=_X86, cpu="alderlake", needs=("avxvnni",), width=32, registers=16, dot="vpdpbusd"
 )
 AVX2 = Machine(
-    name="avx2", triple=_X86, cpu="haswell", needs=("avx2", "fma", "f16c", "bmi2"), width=32, registers=16, dot="madd"
+    name="avx2",
+    triple=_X86,
+    cpu="haswell",
+    needs=("avx2", "fma", "f16c", "bmi2"),
+    width=32,
+    registers=16,
+    dot="madd",
+    rate=90e9,
 )
 NEON = Machine(
     name="neon-dotprod",

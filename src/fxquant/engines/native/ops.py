@@ -43,6 +43,7 @@ class Op:
     blocks: int = 1
     label: str = ""
     macs: int = 0
+    single: bool = False  # a product with one row in a sample
 
 
 class Constants:

@@ -7,22 +7,30 @@ import functools
 import time
 
 from fxquant.engines.native.ir import Carry
+from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.program import Libraries, aligned
+from fxquant.engines.native.program import aligned
 from fxquant.engines.native.vector import Kernel
 
 _TURNS, _ROUNDS = 20000, 20
+_VECTORS = 2
 
 
 def _emit(machine: Machine) -> Kernel:
-    """Dot products on registers alone, as many sums at once as a tile has."""
+    """Dot products of a tile as large as the registers allow, on bytes that are near; no two of them are the same."""
     k = Kernel("peak", ("x", "out"), machine)
     width, n = machine.width, machine.floats
-    x = k.operand(k.load(f"<{width} x i8>", "%x", width), width)
-    weights = k.weights("%x", width)
-    count = machine.most_rows(4) * 4
-    carries = [Carry(type=f"<{n} x i32>", start="zeroinitializer")] * count
-    sums = k.loop(0, _TURNS, 1, lambda _, sums: [k.dot(total, x, weights, width) for total in sums], carries)
+    carries = [Carry(type=f"<{n} x i32>", start="zeroinitializer")] * (_VECTORS * machine.most_rows(_VECTORS))
+
+    def turn(index: str, sums: list[str]) -> list[str]:
+        at = k.step("%x", k.value(f"and i64 {index}, 3"), 2 * width)
+        weights = [k.weights(k.at(at, v * width * machine.weight_bytes), width) for v in range(_VECTORS)]
+        quads = [k.quad(k.at(at, 4 * pixel)) for pixel in range(len(sums) // _VECTORS)]
+        return [
+            k.dot(total, quads[place // _VECTORS], weights[place % _VECTORS], width) for place, total in enumerate(sums)
+        ]
+
+    sums = k.loop(0, _TURNS, 1, turn, carries)
     for index, total in enumerate(sums):
         k.store(f"<{n} x i32>", total, k.at("%out", index * width), width)
     k.lines[0] = k.lines[0].replace("define internal", "define")
@@ -32,14 +40,15 @@ def _emit(machine: Machine) -> Kernel:
 @functools.cache
 def peak(machine: Machine) -> float:
     """Products in a second, of one core: the best of some rounds."""
+    machine = machine.for_bytes(127)
     kernel = _emit(machine)
     library = Libraries().load([kernel], machine)
     function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4)(library.address("peak"))
-    x, out = aligned(256), aligned(64 * 128)
+    x, out = aligned(1024), aligned(64 * 128)
     x[:] = 1
     best = float("inf")
     for _ in range(_ROUNDS):
         start = time.perf_counter()
         function(x.ctypes.data, out.ctypes.data, 0, 1, 0, 1)
         best = min(best, time.perf_counter() - start)
-    return _TURNS * machine.most_rows(4) * 4 * machine.width / best
+    return _TURNS * machine.most_rows(_VECTORS) * _VECTORS * machine.width / best

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,24 +13,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx
 
-from fxquant.core.nodes import reads_size
-from fxquant.core.paths import get_attr
-from fxquant.engines.native.cache import Cache, entry_name
-from fxquant.engines.native.compiler import Library, module_text, object_code
-from fxquant.engines.native.entry import entry
-from fxquant.engines.native.ir import Function
+from fxquant.capture import guards
 from fxquant.engines.native.lazy import Outside
-from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.plan import Plan, place
-from fxquant.engines.native.reader import Reader
-from fxquant.engines.native.shapes import Shape
+from fxquant.engines.native.libraries import Libraries
+from fxquant.engines.native.plan import place
+from fxquant.engines.native.reader import Export, Reader
+from fxquant.engines.native.shapes import Shape, Unread, order_of
 from fxquant.engines.native.threads import workers
-from fxquant.engines.native.vector import Kernel
-
-log = logging.getLogger("fxquant")
+from fxquant.errors import InputError
+from fxquant.graph.nodes import reads_size
+from fxquant.graph.paths import get_attr
 
 Bytes = NDArray[np.uint8]
-_MOST_LIBRARIES = 8
+_CHECKS = (
+    *(guards.check_fixed, guards.check_given, guards.check_same),
+    *(guards.check_items, guards.check_key, guards.check_sizes),
+)
+_MOST_CHECKED = 64
+_READS, _CALL = (60e9, 30e9, 10e9), 1e-4  # see Program.pays
 _WORTH_THREADS = 10_000_000  # products, below which waking threads takes longer than the work
 PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 4, ctypes.c_void_p)
 
@@ -43,52 +40,6 @@ def aligned(size: int) -> Bytes:
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size]
-
-
-def make_kernels(plan: Plan, machine: Machine) -> dict[tuple[object, object], Kernel]:
-    """One function for each shape of a kernel."""
-    made: dict[tuple[object, object], Kernel] = {}
-    for op in plan.ops:
-        if (op.emit, op.spec) not in made:
-            made[op.emit, op.spec] = op.emit(f"k{len(made)}", op.spec, machine)
-    return made
-
-
-def make_functions(plan: Plan, machine: Machine) -> list[Function]:
-    """The kernels, and the entries of each level: run0, run0_shared, run2, ..."""
-    kernels = make_kernels(plan, machine)
-    entries = []
-    for level in sorted({op.level for op in plan.ops}):
-        ops = [op for op in plan.ops if op.level == level]
-        for shared in (False, True):
-            name = f"run{level}{'_shared' if shared else ''}"
-            entries.append(entry(name, ops, plan, kernels, machine, shared))
-    return [*kernels.values(), *entries]
-
-
-class Libraries:
-    """Compiled code: what has the same text as one of the last is not compiled again."""
-
-    def __init__(self, cache: Cache | None = None) -> None:
-        self.cache = cache or Cache(None)
-        self._known: OrderedDict[str, Library] = OrderedDict()
-
-    def load(self, functions: Sequence[Function], machine: Machine) -> Library:
-        """The functions, compiled or from the cache."""
-        text = module_text(functions, machine)
-        name = entry_name(text, machine)
-        if name not in self._known:
-            code = self.cache.load(name)
-            if code is None:
-                start = time.perf_counter()
-                code = object_code(text, machine)
-                if (spent := time.perf_counter() - start) > 1:
-                    log.info("native code for %d functions was compiled in %.1f s", len(functions), spent)
-                self.cache.store(name, code)
-            self._known[name] = Library(code, machine)
-            if len(self._known) > _MOST_LIBRARIES:  # programs have theirs as long as they are there
-                self._known.popitem(last=False)
-        return self._known[name]
 
 
 def _plain(value: Any, env: dict[fx.Node, Any]) -> Any:
@@ -107,24 +58,66 @@ def _plain(value: Any, env: dict[fx.Node, Any]) -> Any:
     return value
 
 
+def _pairs(spec: Any, value: Any) -> Iterator[tuple[fx.Node, Tensor]]:
+    """The nodes in the argument of an output node, with the tensors that they are in a result."""
+    if isinstance(spec, fx.Node):
+        if isinstance(value, Tensor):
+            yield spec, value
+    elif isinstance(spec, dict):
+        for key, each in spec.items():
+            yield from _pairs(each, value[key])
+    elif isinstance(spec, (list, tuple)):
+        for each, part in zip(spec, value, strict=True):
+            yield from _pairs(each, part)
+
+
+class _Arena:
+    """Memory for one sample's buffers."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = aligned(size)
+        self.address = self.memory.ctypes.data
+
+
+class _Result:
+    """How a native tensor becomes one of torch's. Little is left to do at a call, when the caches are cold."""
+
+    def __init__(self, node: fx.Node, export: Export) -> None:
+        self.node, self.slot, self.axis = node, export.slot, export.axis
+        self.sizes = tuple(export.view.shape[axis] for axis in export.dims)
+        self.dtype = torch.uint8 if export.view.dtype == "u8" else torch.float32
+        natural = export.dims == tuple(range(len(export.dims))) and export.axis == 0
+        self.back = None if natural else [0, *(1 + export.dims.index(axis) for axis in range(len(export.dims)))]
+        self.order: tuple[int, ...] = ()  # of axes in memory, as the graph's result has them
+
+    def lie(self, tensor: Tensor) -> Tensor:
+        """The tensor with its axes in that order."""
+        if not self.order:
+            return tensor.contiguous()
+        back = [self.order.index(axis) for axis in range(len(self.order))]
+        return tensor.permute(self.order).contiguous().permute(back)
+
+
 class Program:
     """Runs a graph; several threads may. `shapes` of the inputs are fixed, but for the batch."""
 
     def __init__(self, reader: Reader, libraries: Libraries) -> None:
         self.machine = reader.machine
         self.region = reader.region
-        self.codegen = reader.graph._codegen
+        self.graph = reader.graph
         self.plan = place(reader.ops)
         self.levels = sorted({op.level for op in self.plan.ops})
-        self.library = libraries.load(make_functions(self.plan, self.machine), self.machine)
+        self.library = libraries.of_plan(self.plan, self.machine)
         address = self.library.address
         self.functions = {level: PROTOTYPE(address(f"run{level}")) for level in self.levels}
         self.shared = {level: PROTOTYPE(address(f"run{level}_shared")) for level in self.levels}
         self.macs = sum(op.macs for op in self.plan.ops)
+        self.single = sum(op.macs for op in self.plan.ops if op.single)
         packed = reader.constants.packed()
         self.constants = aligned(packed.nbytes)
         self.constants[:] = packed
-        self._free: list[Bytes] = []
+        self._constants_at = self.constants.ctypes.data
+        self._free: list[_Arena] = []
         self._lock = threading.Lock()
         self._read_steps(reader)
 
@@ -136,6 +129,7 @@ class Program:
         self.shapes = reader.shapes
         self.exports = reader.exports
         self.slots = 1 + max((slot for slot in (*reader.imports, *(e.slot for e in self.exports.values()))), default=-1)
+        self._slot_array = ctypes.c_void_p * max(self.slots, 1)
         self.imports: dict[int, list[Any]] = {level: [] for level in self.levels}
         for slot, made in reader.imports.items():
             users = [op.level for op in self.plan.ops if made.buffer in op.reads]
@@ -143,6 +137,9 @@ class Program:
                 self.imports[min(users)].append((slot, made))
         needed = {made.node for each in self.imports.values() for _, made in each}
         needed.update(self.output.all_input_nodes)
+        self.results: dict[int, list[_Result]] = {level: [] for level in self.levels}
+        for node, export in self.exports.items():
+            self.results[export.view.level].append(_Result(node, export))
         self.outside: dict[int, list[fx.Node]] = {}
         self.fixed: dict[fx.Node, Any] = {}
         for node in reversed(nodes):
@@ -151,23 +148,77 @@ class Program:
                 continue
             needed.update(node.all_input_nodes)
             self.outside.setdefault(value.level, []).insert(0, node)
+        self._read_checks(nodes, needed)
         for level in sorted(self.outside):
             for node in list(self.outside[level]):
                 value = reader.values[node]
                 if isinstance(value, Outside) and value.constant:
                     self.fixed[node] = self.call(node, self.fixed)
                     self.outside[level].remove(node)
+        self.outside = {level: found for level, found in self.outside.items() if found}
+        self._order = sorted({*self.levels, *self.outside})
+        self._moved = [result for each in self.results.values() for result in each if result.back is not None]
+        returned = self.output.all_input_nodes
+        self._shared = [node for node in returned if isinstance(self.fixed.get(node), Tensor) and node.op != "get_attr"]
+
+    def pays(self, batch: int) -> bool:
+        """Whether a batch is run faster here than as products of matrices.
+
+        Samples are run one by one. A linear layer that has one row in a sample reads all its weights each time; as a
+        product with all rows of the batch it reads them once, and Python calls each layer. Rates are rough, in
+        bytes and products a second.
+        """
+        if batch == 1 or not self.single:
+            return True
+        near, middle, far = _READS
+        read = self.single / (near if self.single < 1.5e6 else middle if self.single < 30e6 else far)
+        rest = self.macs - self.single
+        rate, calls = self.machine.rate, sum(op.macs > 0 for op in self.plan.ops)
+        here = batch * (read + rest / rate)
+        there = max(read, batch * self.single / rate) + 1.1 * batch * rest / rate + _CALL * calls
+        return here < there
+
+    def lay_out(self, expected: Any) -> None:
+        """Let results lie in memory as those of the graph, of which this is one."""
+        orders = {node: order_of(value) for node, value in _pairs(self.output.args[0], expected)}
+        for result in (result for each in self.results.values() for result in each):
+            result.order = orders.get(result.node, ())
+        found = (result for each in self.results.values() for result in each)
+        self._moved = [result for result in found if result.order or result.back is not None]
+
+    def _read_checks(self, nodes: list[fx.Node], done: set[fx.Node]) -> None:
+        """Nodes that only raise, with what only they need. They look at sizes, so once for each batch is enough."""
+        self.checks: list[fx.Node] = []
+        self.checked: set[int] = set()
+        wanted = {node for node in nodes if node.op == "call_function" and node.target in _CHECKS}
+        for node in reversed(nodes):
+            if node in wanted and node not in done and node.op not in ("placeholder", "get_attr"):
+                wanted.update(() if reads_size(node) else node.all_input_nodes)
+                self.checks.insert(0, node)
+
+    def _check(self, env: dict[fx.Node, Any], batch: int) -> None:
+        for node in self.checks:
+            try:
+                env[node] = self.call(node, env, batch)
+            except InputError as error:
+                raise Unread(str(error)) from error
+        if len(self.checked) < _MOST_CHECKED:
+            self.checked.add(batch)
 
     def run(self, inputs: Sequence[Any], batch: int) -> Any:
         """What the graph returns for the values of its placeholders."""
-        env: dict[fx.Node, Any] = {**self.fixed, **dict(zip(self.placeholders, inputs, strict=True))}
-        slots = (ctypes.c_void_p * max(self.slots, 1))()
+        env: dict[fx.Node, Any] = dict(zip(self.placeholders, inputs, strict=True))
+        if self.fixed:
+            env.update(self.fixed)
+        slots = self._slot_array()
         kept = np.empty(self.plan.kept * batch, np.uint8) if len(self.levels) > 1 else None
         alive: list[Tensor] = []
-        threads = min(torch.get_num_threads(), os.cpu_count() or 1) if self.macs * batch >= _WORTH_THREADS else 1
+        threads = 1
+        if self.macs * batch >= _WORTH_THREADS and (threads := torch.get_num_threads()) > 1:
+            threads = min(threads, os.cpu_count() or 1)
         arenas = [self._take_arena()]
         try:
-            for level in sorted({*self.levels, *self.outside}):
+            for level in self._order:
                 for node in self.outside.get(level, ()):
                     env[node] = self.call(node, env, batch)
                 if level in self.functions:
@@ -176,18 +227,20 @@ class Program:
         finally:
             with self._lock:
                 self._free += arenas
-        for node in self.exports:
-            shape = self.shapes[node]
-            last = isinstance(shape, Shape) and shape.channels_last
-            env[node] = env[node].contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        if self.checks and batch not in self.checked:
+            self._check(env, batch)
+        for result in self._moved:
+            env[result.node] = result.lie(env[result.node])
+        for node in self._shared:
+            env[node] = env[node].clone()  # whoever gets it may write to it
         return _plain(self.output.args[0], env)
 
-    def _run_segment(self, level: int, arenas: list[Bytes], memory: tuple[Any, Any], batch: int, threads: int) -> None:
+    def _run_segment(self, level: int, arenas: list[_Arena], memory: tuple[Any, Any], batch: int, threads: int) -> None:
         """One segment for all samples: threads take samples each, and do the rest together."""
         kept, slots = memory
         fixed = (
             0 if kept is None else kept.ctypes.data,
-            self.constants.ctypes.data,
+            self._constants_at,
             ctypes.addressof(slots),
         )
         alone: Callable[..., None] = self.functions[level]
@@ -198,7 +251,7 @@ class Program:
             # the first arena is for what is done together: some threads get there before others are done alone
             while len(arenas) < (threads + 1 if full else 1):
                 arenas.append(self._take_arena())
-            places = [arena.ctypes.data for arena in arenas]
+            places = [arena.address for arena in arenas]
             count = ctypes.c_int64(0)
 
             def job(thread: int, of: int) -> None:
@@ -210,33 +263,31 @@ class Program:
 
             done = batch if workers().run(job, threads) else 0
         if done < batch:
-            alone(arenas[0].ctypes.data, *fixed, done, batch, 0, 1, 0)
+            alone(arenas[0].address, *fixed, done, batch, 0, 1, 0)
 
-    def _take_arena(self) -> Bytes:
+    def _take_arena(self) -> _Arena:
         with self._lock:
             if self._free:
                 return self._free.pop()
-        return aligned(self.plan.arena)
+        return _Arena(self.plan.arena)
 
     def hand_over(self, level: int, env: dict[fx.Node, Any], slots: Any, batch: int) -> list[Tensor]:
         """Fill the slots of a segment: inputs as they are, outputs as new tensors, which are put into `env`."""
         alive = []
         for slot, made in self.imports[level]:
-            tensor: Tensor = env[made.node].detach()
+            tensor: Tensor = env[made.node]
+            if tensor.shape[1:] != made.dims or tensor.shape[0] != batch or tensor.dtype != made.dtype:
+                raise Unread(f"{made.node.name} is of another size or dtype than in the first call")
             layout = torch.channels_last if made.channels_last else torch.contiguous_format
-            tensor = tensor.contiguous(memory_format=layout)
+            if not tensor.is_contiguous(memory_format=layout):
+                tensor = tensor.detach().contiguous(memory_format=layout)
+                alive.append(tensor)
             slots[slot] = tensor.data_ptr()
+        for result in self.results[level]:
+            tensor = torch.empty((batch, *result.sizes), dtype=result.dtype)
+            slots[result.slot] = tensor.data_ptr()
+            env[result.node] = tensor if result.back is None else tensor.permute(result.back).movedim(0, result.axis)
             alive.append(tensor)
-        for node, export in self.exports.items():
-            if export.view.level != level:
-                continue
-            sizes = [export.view.shape[axis] for axis in export.dims]
-            dtype = torch.uint8 if export.view.dtype == "u8" else torch.float32
-            tensor = torch.empty((batch, *sizes), dtype=dtype)
-            slots[export.slot] = tensor.data_ptr()
-            alive.append(tensor)
-            back = [0, *(1 + export.dims.index(axis) for axis in range(len(export.dims)))]
-            env[node] = tensor.permute(back).movedim(0, export.axis)
         return alive
 
     def call(self, node: fx.Node, env: dict[fx.Node, Any], batch: int = 0) -> Any:

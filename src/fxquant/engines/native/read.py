@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import fx
 
-from fxquant.core import compat
-from fxquant.core.graph import Region
 from fxquant.engines.native.activations import KINDS
 from fxquant.engines.native.groups import Group, find_group
 from fxquant.engines.native.lazy import Outside, Value
@@ -30,6 +28,8 @@ from fxquant.engines.native.read_views import read_split, read_view
 from fxquant.engines.native.read_weighted import read_group
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread, find_shapes
+from fxquant.graph import torch_compat
+from fxquant.graph.region import Region
 
 Handler = Callable[[Reader, fx.Node], Value]
 HANDLERS: dict[str, Handler] = {
@@ -100,6 +100,8 @@ def _read_node(reader: Reader, node: fx.Node) -> Value:
         return Outside(node=node, level=-1, constant=True)
     if node in reader.taken:
         return reader.taken[node]
+    if reader.is_constant(node):
+        return Outside(node=node, level=-1, constant=True)
     try:
         return reader.attempt(lambda: _handler(reader, node)(reader, node))
     except Unread as error:
@@ -107,9 +109,9 @@ def _read_node(reader: Reader, node: fx.Node) -> Value:
 
 
 def _handler(reader: Reader, node: fx.Node) -> Handler:
-    if node.target in compat.QUANTIZE_OPS:
+    if node.target in torch_compat.QUANTIZE_OPS:
         return read_quantize
-    if node.target in compat.DEQUANTIZE_OPS:
+    if node.target in torch_compat.DEQUANTIZE_OPS:
         return read_dequantize
     op = reader.table.of_node(node, reader.region)
     if op is None or op.kind not in HANDLERS:

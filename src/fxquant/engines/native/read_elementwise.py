@@ -9,33 +9,44 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from fxquant.core.ops import argument
-from fxquant.engines.match import is_dequantize, is_quantize
 from fxquant.engines.native.lazy import Lazy, Outside, Value, join, lazy
 from fxquant.engines.native.ops import pointer
 from fxquant.engines.native.pixels import Planes, quantize_planes
-from fxquant.engines.native.read_acts import act_of, grid_of_quantize
+from fxquant.engines.native.read_acts import act_of, grid_of_quantize, is_channel_quantize
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape, Unread
-from fxquant.engines.native.values import Buffer, Grid, View, image
+from fxquant.engines.native.values import Buffer, Grid, View, broadcast, image
+from fxquant.engines.read_qdq import is_dequantize, is_quantize
+from fxquant.graph import torch_compat
+from fxquant.ops.table import argument
 
 _FEW = 4  # channels of a picture
 
 
 def read_quantize(reader: Reader, node: fx.Node) -> Value:
     """On the grid already, or a kernel that rounds the expression."""
-    if not is_quantize(node):
+    if not is_quantize(node) and not is_channel_quantize(node):
         raise Unread("it quantizes in a way that kernels do not")
     grid = grid_of_quantize(reader, node)
     source = node.args[0]
     assert isinstance(source, fx.Node)
     value = reader.values[source]
+    if grid.channels:
+        return _quantize_channels(reader, node, grid)
     if isinstance(value, Outside):
         view = reader.take_in(value)
         return _quantize_picture(reader, node, view, grid) or reader.compute(lazy(view), node, grid)
     if isinstance(value, View) and value.grid == grid:
         return value
     return reader.compute(value if isinstance(value, Lazy) else lazy(reader.view(source)), node, grid)
+
+
+def _quantize_channels(reader: Reader, node: fx.Node, grid: Grid) -> View:
+    """x times what its channel's scale is the inverse of, on a grid of the scale 1."""
+    shape = reader.shape(node)
+    inverse = 1.0 / torch.tensor(grid.channels, dtype=torch.float32)
+    made = join("mul", _tensor(reader, node.args[0]), _per_channel(reader, inverse, len(shape)), shape)
+    return replace(reader.compute(made, node, replace(grid, channels=())), grid=grid)
 
 
 def _quantize_picture(reader: Reader, node: fx.Node, view: View, grid: Grid) -> View | None:
@@ -60,6 +71,11 @@ def _quantize_picture(reader: Reader, node: fx.Node, view: View, grid: Grid) -> 
 
 def read_dequantize(reader: Reader, node: fx.Node) -> Value:
     """The integers themselves, on their grid."""
+    value = reader.values[node.all_input_nodes[0]]
+    if node.target is torch_compat.DEQUANTIZE_CHANNEL and isinstance(value, View) and value.grid is not None:
+        if value.grid != grid_of_quantize(reader, node):
+            raise Unread("it dequantizes with another grid")
+        return value
     if not is_dequantize(node):
         raise Unread("it dequantizes in a way that kernels do not")
     source = node.args[0]
@@ -120,6 +136,8 @@ def read_act(reader: Reader, node: fx.Node) -> Value:
 
 def settle(reader: Reader, made: Lazy, node: fx.Node) -> Value:
     """Compute what several nodes read, once; the rest is left to its reader."""
+    if any(broadcast(view, made.shape) is None for view in made.operands):
+        raise Unread("its operands do not broadcast sample by sample")
     return made if len(node.users) == 1 else reader.compute(made, node)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from torch import fx, nn
 
-from fxquant.engines.match import is_quantize, only_user
 from fxquant.engines.native import pool
 from fxquant.engines.native.layouts import as_image, copy_dense, with_height
 from fxquant.engines.native.lazy import Lazy, Value, lazy
@@ -19,7 +18,8 @@ from fxquant.engines.native.read_rows import product
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Buffer, Grid, View, image, read_back, round_up, stand_in
-from fxquant.engines.support import setting
+from fxquant.engines.onednn.support import setting
+from fxquant.engines.read_qdq import is_quantize, only_user
 
 
 def _pair(value: Any, count: int) -> tuple[int, ...]:

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from fxquant.core.ops import argument
-from fxquant.engines.match import is_quantize, only_user
 from fxquant.engines.native import matmul, rows
 from fxquant.engines.native.layouts import copy_dense
 from fxquant.engines.native.lazy import Value, join, lazy
@@ -21,7 +19,9 @@ from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.rows import Rows
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import View, broadcast, collapse, dense, round_up
-from fxquant.engines.support import setting
+from fxquant.engines.onednn.support import setting
+from fxquant.engines.read_qdq import is_quantize, only_user
+from fxquant.ops.table import argument
 
 
 def _dense_rows(reader: Reader, node: object) -> View:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fxquant.core.ops import argument
 from fxquant.engines.native.arithmetic import Numbers, numbers, with_weight
 from fxquant.engines.native.emit_weighted import emit_gemm
 from fxquant.engines.native.gemm import Taps
@@ -19,6 +18,7 @@ from fxquant.engines.native.layouts import as_image, tall, with_height
 from fxquant.engines.native.reader import Reader, drop_height
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View, image
+from fxquant.ops.table import argument
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

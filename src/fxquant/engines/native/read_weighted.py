@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from fxquant.core.ops import argument
-from fxquant.engines.match import weight_holder
 from fxquant.engines.native.arithmetic import numbers
 from fxquant.engines.native.emit_weighted import Geometry, emit_conv, emit_depthwise, emit_gemm, is_depthwise
 from fxquant.engines.native.gemm import Taps
@@ -17,11 +15,13 @@ from fxquant.engines.native.read_transposed import read_transposed
 from fxquant.engines.native.reader import Reader, drop_height
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View, collapse, dense, image
+from fxquant.engines.read_qdq import weight_holder
+from fxquant.ops.table import argument
 
 
 def read_group(reader: Reader, group: Group) -> View:
     """Emit the kernel of a group."""
-    x = reader.bytes(group.node.args[0])
+    x = reader.bytes(group.node.args[0], channels=True)
     grid = grid_of_quantize(reader, group.quantize) if group.quantize is not None else None
     other = None
     if group.other is not None:

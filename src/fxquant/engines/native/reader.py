@@ -20,10 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from fxquant.core.graph import Region
-from fxquant.core.nodes import reads_size
-from fxquant.core.ops import OPS, OpTable
-from fxquant.core.paths import get_attr
 from fxquant.engines.native import elementwise
 from fxquant.engines.native.elementwise import Access, Elementwise
 from fxquant.engines.native.lazy import Lazy, Moved, Outside, Value, lazy, shown
@@ -42,8 +38,18 @@ from fxquant.engines.native.values import (
     dense,
     image,
 )
+from fxquant.graph.nodes import reads_size
+from fxquant.graph.paths import get_attr
+from fxquant.graph.region import Region
+from fxquant.ops.table import OPS, OpTable
 
 _FEW = 4  # channels of a picture
+_ATEN = torch.ops.aten
+_CREATORS = (  # without a tensor among their operands, they always return the same
+    *(torch.arange, torch.zeros, torch.ones, torch.full, torch.linspace, torch.eye),
+    *(_ATEN.arange.default, _ATEN.arange.start, _ATEN.arange.start_step, _ATEN.zeros.default, _ATEN.ones.default),
+    *(_ATEN.full.default, _ATEN.linspace.default, _ATEN.eye.default),
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -62,6 +68,8 @@ class Import:
 
     node: fx.Node
     buffer: Buffer
+    dims: tuple[int, ...]  # of a sample
+    dtype: torch.dtype
     channels_last: bool
 
 
@@ -105,8 +113,8 @@ class Reader:
             raise Unread("its output has no batch in front")
         return found.dims
 
-    def view(self, node: object) -> View:
-        """The operand as a tensor of the program."""
+    def view(self, node: object, channels: bool = False) -> View:
+        """The operand as a tensor of the program; with a scale for each channel only if `channels` asks for such."""
         if not isinstance(node, fx.Node):
             raise Unread("an operand is not a tensor")
         value = self.values[node]
@@ -116,13 +124,15 @@ class Reader:
             value = self.take_in(value)
         elif isinstance(value, Moved):
             raise Unread("its operand has no batch in front")
+        if value.grid is not None and value.grid.channels and not channels:
+            raise Unread("its input has a scale for each channel")
         return value
 
-    def bytes(self, node: object) -> View:
+    def bytes(self, node: object, channels: bool = False) -> View:
         """The operand as a tensor on a grid."""
         if isinstance(node, fx.Node) and not isinstance(self.values[node], View):
             raise Unread("its input is not int8")
-        view = self.view(node)
+        view = self.view(node, channels)
         if view.grid is None:
             raise Unread("its input is not int8")
         return view
@@ -153,7 +163,9 @@ class Reader:
             slot = self.new_slot()
             buffer = Buffer(dtype=dtype, size=math.prod(shape.dims), space="slot", slot=slot)
             channels_last = len(shape.dims) == 3 and shape.dims[0] > _FEW
-            known = self.imports[slot] = Import(node=value.node, buffer=buffer, channels_last=channels_last)
+            known = self.imports[slot] = Import(
+                node=value.node, buffer=buffer, dims=shape.dims, dtype=shape.dtype, channels_last=channels_last
+            )
         strides = torch.empty(shape.dims, device="meta").stride()
         if known.channels_last:
             channels, _, width = shape.dims
@@ -205,7 +217,7 @@ class Reader:
         views = [*value.operands, out]
         spread = [broadcast(view, value.shape) for view in value.operands]
         if any(view is None for view in spread):
-            raise Unread("its operands do not broadcast")
+            raise Unread("its operands do not broadcast sample by sample")
         operands = [view for view in spread if view is not None]
         scaled = [tuple(step * view.buffer.element for step in view.strides) for view in (*operands, out)]
         order = axes_by_stride(out)
@@ -213,6 +225,8 @@ class Reader:
         dims = (1,) * (2 - len(dims)) + dims
         strides = [(0,) * (len(dims) - len(each) - (not each)) + (each or (out.buffer.element,)) for each in strides]
         same = len(operands) == 1 and value.expr == ("in", 0) and operands[0].grid == out.grid
+        if not same and any(view.grid is not None and view.grid.channels for view in (*operands, out)):
+            raise Unread("the kernel has one scale for all channels")
         spec = Elementwise(
             dims=dims,
             operands=tuple(
@@ -284,6 +298,7 @@ class Reader:
         blocks: int = 1,
         label: str = "",
         macs: int = 0,
+        single: bool = False,
         border: bool = True,
     ) -> None:
         """Add an op, and another that writes the border of its output."""
@@ -305,6 +320,7 @@ class Reader:
                 blocks=blocks,
                 label=label,
                 macs=macs,
+                single=single,
             )
         )
         if border and out.buffer.pad != (0, 0):
@@ -332,6 +348,13 @@ class Reader:
             )
         )
 
+    def is_constant(self, node: fx.Node) -> bool:
+        """Whether a node computes something of parameters alone, without a batch."""
+        shape, operands = self.shapes.get(node), [self.values[operand] for operand in node.all_input_nodes]
+        fixed = all(isinstance(value, Outside) and value.constant for value in operands)
+        known = bool(operands) or node.target in _CREATORS
+        return known and fixed and isinstance(shape, Shape) and not shape.batched and node.op != "call_module"
+
     # what Python sees
 
     def run_outside(self, node: fx.Node, reason: str) -> Outside:
@@ -355,7 +378,7 @@ class Reader:
         if node in self.exports:
             return self.exports[node]
         value = self.values[node]
-        view = value.view if isinstance(value, Moved) else self.view(node)
+        view = value.view if isinstance(value, Moved) else self.view(node, channels=True)
         integers = self.sizes[node].dtype == torch.uint8
         order = axes_by_stride(view)
         size = math.prod(view.shape)
@@ -381,11 +404,12 @@ class Reader:
 
 def readers(node: fx.Node) -> list[fx.Node]:
     """The nodes that read a tensor, also behind a dequantize."""
-    from fxquant.core import compat
+    from fxquant.graph import torch_compat
 
     found: list[fx.Node] = []
     for user in node.users:
-        found += readers(user) if user.target in (compat.QUANTIZE, *compat.DEQUANTIZE_OPS) else [user]
+        between = (torch_compat.QUANTIZE, torch_compat.QUANTIZE_CHANNEL, *torch_compat.DEQUANTIZE_OPS)
+        found += readers(user) if user.target in between else [user]
     return found
 
 

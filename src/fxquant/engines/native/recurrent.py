@@ -61,6 +61,7 @@ class Cell:
 
 def emit(name: str, spec: Cell, machine: Machine) -> Kernel:
     """The kernel for one machine."""
+    machine = machine.for_bytes(spec.high)
     k = Kernel(name, ("x", "weights", "params", "first", "cell", "bytes", "out"), machine)
     k.lines[0] = k.lines[0].replace("internal ", "")
     ends = [k.value(f"alloca <{machine.floats} x float>, align {machine.width}") for _ in range(2)]
@@ -298,7 +299,7 @@ def pack(
     weight: NDArray[np.int8], scale: NDArray[np.float64], bias: NDArray[np.float64], spec: Cell, machine: Machine
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """(weights, params behind the header) from [gates * hidden, hidden] integers, with scales and biases per row."""
-    gates, n = spec.gates, machine.floats
+    gates, n, machine = spec.gates, machine.floats, machine.for_bytes(spec.high)
     blocks = -(-spec.hidden // n)
     shape = (gates, blocks, n)
     wide = np.zeros((gates, blocks * n, 4 * -(-spec.hidden // 4)), np.int8)

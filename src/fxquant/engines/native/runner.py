@@ -1,15 +1,14 @@
 """Runs a region in machine code; calls that it does not take run on oneDNN, by the lowered graph.
 
-Code is made for the inputs of the first call, and for those of other sizes when they come again; it belongs to this
-process. A region whose tensors or modes change gets new code; with hooks or under a mode of torch the lowered graph
-runs.
+Code is made for the inputs of the first call, and for those of other sizes when they come again, more seldom where
+there are many; it belongs to this process. A region whose tensors or modes change gets new code; with hooks, for
+gradients, or under a mode of torch the lowered graph runs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,30 +16,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
-from fxquant.core import compat
-from fxquant.core.graph import Region
-from fxquant.core.nodes import reads_size
 from fxquant.engines.agreement import compare, nudge
+from fxquant.engines.known_code import unknown_code
 from fxquant.engines.native.cache import Cache
+from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.program import Libraries, Program
+from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
+from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.scan import Scans
 from fxquant.engines.native.settings import Native
-from fxquant.engines.native.shapes import Unread, is_channels_last
-from fxquant.engines.unsigned import move_up
+from fxquant.engines.native.shapes import Shape, Unread, order_of
+from fxquant.engines.onednn.runner import OneDnn
+from fxquant.engines.onednn.unsigned import move_up
 from fxquant.engines.watch import Watch, watch
 from fxquant.errors import FxQuantError, InputError
-from fxquant.passes.fill_grids import filled_graph
+from fxquant.graph import torch_compat
+from fxquant.graph.lowering import Runner, filled_graph
+from fxquant.graph.nodes import reads_size
+from fxquant.graph.region import Region, region_name
 
 log = logging.getLogger("fxquant")
 
 Key = tuple[Any, ...]
-Listener = Callable[[Program | None, list[Any]], None]  # gets the calls; see report/profile.py
+Listener = Callable[[Program | None, list[Any]], None]  # gets the calls; see tables/profile.py
 MOST_PROGRAMS = 8
-_MOST_SEEN = 64
+_MOST_SEEN = 256
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -51,38 +54,40 @@ def plain_graph(region: Region) -> fx.Graph:
     return graph
 
 
-class NativeRunner:
+class NativeRunner(Runner):
     """The programs of one region, by the sizes that they are for; the least recently used is dropped."""
 
-    def __init__(self, lowered: Any, machine: Machine, settings: Native) -> None:
+    def __init__(self, lowered: OneDnn, machine: Machine, settings: Native) -> None:
         self.lowered = lowered
         self.machine = machine
         self.settings = settings
         self.failed = ""  # why no call is native
+        self.outside: dict[str, str] = {}  # nodes that Python runs, and why
+        self.known: dict[Key, None] = {}  # sizes that have programs, or had them before the model changed
         self._forget()
 
     def _forget(self) -> None:
         self.watch: Watch | None = None
         self.placeholders: list[fx.Node] = []
+        self.parameters: list[nn.Parameter] = []
         self.programs: OrderedDict[Key, Program] = OrderedDict()
         self.refused: dict[Key, str] = {}
-        self.seen: set[Key] = set()
+        self.seen: OrderedDict[Key, int] = OrderedDict()  # sizes without a program, and how often they came
+        self.dropped = 0  # programs that others took the place of
         cache = self.settings.cache
         self.libraries = Libraries(Cache(None if cache is None else Path(cache)))
         self.told: set[str] = set()
         self.listener: Callable[[Program | None, list[Any]], None] | None = (
-            None  # gets the calls; see report/profile.py
+            None  # gets the calls; see tables/profile.py
         )
-        self.outside: dict[str, str] = {}  # nodes that Python runs, and why
         self._lock = threading.RLock()
-        self.scan = Scans(self.machine)  # all steps at once, of the step of a recurrent layer
+        self.scan: Scans = Scans(self.machine)  # all steps at once, of the step of a recurrent layer
 
     def renew(self) -> None:
         """The region has other tensors: its programs are made again from them."""
         self.lowered.renew()
         self.programs.clear()
         self.refused.clear()
-        self.failed = ""
         self.placeholders = []
         self.scan = Scans(self.machine)
 
@@ -92,16 +97,14 @@ class NativeRunner:
 
     def __call__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.failed:
-            return self.lowered(region, args, kwargs)
+            return self._onednn(region, args, kwargs)
         if self.lowered.hooks.listen(region):
             return self._pass_on(region, args, kwargs, "with hooks")
-        if not compat.plain_mode():
+        if not torch_compat.plain_mode():
             return self._pass_on(region, args, kwargs, "under autocast, tracing or a mode of torch")
         if not self.placeholders:
             self.placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
         inputs = bind(region, self.placeholders, args, kwargs)
-        if inputs is not None and any(isinstance(value, Tensor) and not value.numel() for value in inputs):
-            return _interpret(region, plain_graph(region), inputs)
         key = key_of(inputs) if inputs is not None else None
         if inputs is None or key is None:
             return self._pass_on(region, args, kwargs, "for arguments without a batch of tensors on the CPU")
@@ -109,7 +112,9 @@ class NativeRunner:
             with self._lock:
                 self.programs.clear()
                 self.refused.clear()
-                self.watch = watch(region)
+                self.watch, self.parameters = watch(region), list(region.parameters())
+        if torch.is_grad_enabled() and any(map(_wants_gradient, (*inputs, *self.parameters))):
+            return self._pass_on(region, args, kwargs, "where gradients are asked for: use torch.no_grad()")
         program = self.programs.get(key)
         if program is not None and len(self.programs) == MOST_PROGRAMS:
             with contextlib.suppress(KeyError):  # another thread may have dropped it
@@ -117,46 +122,74 @@ class NativeRunner:
         if self.listener is not None:
             self.listener(program, inputs)
         if program is None:
-            return self._first(region, key, inputs, args, kwargs)
-        return _finish(program, inputs)
+            return self._without(region, key, inputs, args, kwargs)
+        if not program.pays(_batch_of(inputs)):
+            return self._onednn(region, args, kwargs)
+        try:
+            return _finish(program, inputs)
+        except Unread as error:  # sizes that follow from values
+            return self._pass_on(region, args, kwargs, "for some inputs", str(error))
 
-    def _first(self, region: Region, key: Key, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a size that there is no program for yet: it is made, and compared with the graph."""
+    def _without(
+        self, region: Region, key: Key, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call without a program. The first size gets one at once, others when they came often enough."""
         with self._lock:
+            if key not in self.refused and unknown_code(region):
+                self.refused[key] = unknown_code(region)
             if key in self.refused:
                 return self._pass_on(region, args, kwargs, "for inputs of some sizes", self.refused[key])
-            graph = plain_graph(region)
-            try:
-                expected = _interpret(region, graph, inputs)
-                if self.programs and key not in self.seen:  # sizes that come once are not worth the time
-                    self._see(key)
-                    return expected
-                nudged = _interpret(region, graph, nudge(inputs))
-            except (InputError, TypeError):  # inside a model, such calls run the user's code
-                return self.lowered(region, args, kwargs)
-            try:
-                program = self.make(region, graph, inputs)
-                found = _finish(program, inputs)
-                compare(expected, nudged, found, "native")
-            except Exception as error:  # a model runs, whatever is wrong with its code
-                known = isinstance(error, (Unread, FxQuantError))
-                self.refused[key] = str(error) if known else f"{type(error).__name__}: {error}"
-                self._tell(region, "for inputs of some sizes", self.refused[key])
-                return self.lowered(region, args, kwargs)
-            self.keep(key, program)
-            return found
+            if self.known and key not in self.known and not self._is_due(key):
+                if any(_form(key) == _form(known) for known in self.known):
+                    return self._onednn(region, args, kwargs)
+                return _interpret(region, plain_graph(region), inputs)  # as likely as not, this raises
+            return self._first(region, key, inputs, args, kwargs)
 
-    def _see(self, key: Key) -> None:
-        if len(self.seen) >= _MOST_SEEN:
-            self.seen.clear()
+    def _is_due(self, key: Key) -> bool:
+        """Whether a size came often enough: twice, and twice as often for each program that was dropped for another."""
+        count = self.seen.pop(key, 0) + 1
+        self.seen[key] = count
+        while len(self.seen) > _MOST_SEEN:
+            self.seen.popitem(last=False)
             self.refused.clear()
-        self.seen.add(key)
+        return count >= 2 << min(self.dropped, 20)
+
+    def _first(self, region: Region, key: Key, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the program for a size, run it, and compare it with the graph."""
+        graph = plain_graph(region)
+        try:
+            with torch.random.fork_rng(devices=[]):  # this run and that of the program see the same random numbers
+                raw = _run_plain(region, graph, inputs)
+        except (InputError, TypeError):  # inside a model, such calls run the user's code
+            return self._onednn(region, args, kwargs)
+        try:
+            expected = _returned(graph, raw)
+            program = self.make(region, graph, inputs)
+            program.lay_out(raw)
+            found = _finish(program, inputs)
+            compare(expected, found, lambda: _interpret(region, graph, nudge(inputs)), "native")
+        except Unread as error:
+            return self._refuse(region, key, str(error), logging.INFO, args, kwargs)
+        except Exception as error:  # a model runs, whatever is wrong with its code
+            text = str(error) if isinstance(error, FxQuantError) else f"{type(error).__name__}: {error}"
+            return self._refuse(region, key, text, logging.WARNING, args, kwargs)
+        self.keep(key, program)
+        return found
+
+    def _refuse(
+        self, region: Region, key: Key, why: str, level: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self.refused[key] = why
+        self._tell(region, "for inputs of some sizes", why, level)
+        return self._onednn(region, args, kwargs)
 
     def make(self, region: Region, graph: fx.Graph, inputs: Sequence[Any]) -> Program:
         """A program for inputs of these sizes."""
         reader = read(region, graph, inputs, self.machine)
         if not reader.ops or not any(op.macs for op in reader.ops):
             raise Unread("it has no op with a native kernel")
+        if 2 * len(_left(reader)) > len(reader.ops):
+            raise Unread("more than a third of its ops have no native kernel")
         program = Program(reader, self.libraries)
         self.outside = {
             node.name: reader.reasons[node]
@@ -168,39 +201,67 @@ class NativeRunner:
 
     def keep(self, key: Key, program: Program) -> None:
         self.programs[key] = program
+        self.known[key] = None
         while len(self.programs) > MOST_PROGRAMS:
-            self.programs.popitem(last=False)
+            self.known.pop(self.programs.popitem(last=False)[0], None)
+            self.dropped += 1
 
     def _pass_on(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], when: str, why: str = "") -> Any:
         if when not in self.told:
             self._tell(region, when, why)
+        return self._onednn(region, args, kwargs)
+
+    def _onednn(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the lowered graph."""
         return self.lowered(region, args, kwargs)
 
-    def _tell(self, region: Region, when: str, why: str) -> None:
+    def _tell(self, region: Region, when: str, why: str, level: int = logging.INFO) -> None:
         self.told.add(when)
-        name = region._region.path or type(region).__name__
-        log.warning("%r runs on onednn, not native, %s. %s", name, when, why)
+        log.log(level, "%r runs on onednn, not native, %s. %s", region_name(region), when, why)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"lowered": self.lowered, "machine": self.machine, "settings": self.settings, "failed": self.failed}
+        # by what is known, a copy computes, and is explained, in the same way
+        kept = ("lowered", "machine", "settings", "failed", "known", "outside")
+        return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, known=dict(state["known"]))
         self._forget()
 
 
+def _left(reader: Reader) -> list[fx.Node]:
+    """The nodes that Python runs on tensors with a batch."""
+    return [node for node in reader.reasons if isinstance(reader.shapes.get(node), Shape) and not reads_size(node)]
+
+
+def _wants_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _batch_of(inputs: list[Any]) -> int:
+    return next(value.shape[0] for value in inputs if isinstance(value, Tensor))
+
+
 def _finish(program: Program, inputs: list[Any]) -> Any:
-    first = next(value for value in inputs if isinstance(value, Tensor))
-    with torch.no_grad():
-        made = program.run(inputs, first.shape[0])
-    codegen = program.codegen
-    return codegen.process_outputs(made) if isinstance(codegen, fx.graph._PyTreeCodeGen) else made
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            made = program.run(inputs, _batch_of(inputs))
+    else:
+        made = program.run(inputs, _batch_of(inputs))
+    return _returned(program.graph, made)
 
 
 def _interpret(region: Region, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
     """What the QDQ graph itself returns."""
+    return _returned(graph, _run_plain(region, graph, inputs))
+
+
+def _run_plain(region: Region, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
     with torch.no_grad():
-        made = fx.Interpreter(region, graph=graph).run(*inputs, enable_io_processing=False)
+        return fx.Interpreter(region, graph=graph).run(*inputs, enable_io_processing=False)
+
+
+def _returned(graph: fx.Graph, made: Any) -> Any:
     codegen = graph._codegen
     return codegen.process_outputs(made) if isinstance(codegen, fx.graph._PyTreeCodeGen) else made
 
@@ -243,7 +304,7 @@ def key_of(inputs: Sequence[Any]) -> Key | None:
             if batch not in (-1, value.shape[0]):
                 return None
             batch = value.shape[0]
-            key.append((value.dtype, value.shape[1:], is_channels_last(value)))
+            key.append((value.dtype, value.shape[1:], order_of(value)))
         elif isinstance(value, _PLAIN):
             key.append((type(value), value))
         else:
@@ -251,6 +312,11 @@ def key_of(inputs: Sequence[Any]) -> Key | None:
     return tuple(key) if batch > 0 else None
 
 
+def _form(key: Key) -> list[Any]:
+    """A key without the sizes: dtypes and numbers of dimensions."""
+    return [(part[0], len(part[1])) if isinstance(part[0], torch.dtype) else part for part in key]
+
+
 def _is_plain(value: Tensor) -> bool:
-    usual = value.device.type == "cpu" and value.layout == torch.strided and value.dim() > 0
-    return usual and math.prod(value.shape) > 0 and not value.is_neg() and not value.is_conj()
+    usual = value.is_cpu and value.layout is torch.strided and value.dim() > 0 and value.numel() > 0
+    return usual and not value.is_neg() and not value.is_conj()

@@ -18,20 +18,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx
 
-from fxquant.core import compat
-from fxquant.core.graph import Region
 from fxquant.engines.agreement import compare, nudge
 from fxquant.engines.hooks import Hooks
-from fxquant.engines.match import weight_holder
 from fxquant.engines.native.compiler import Library, module_text, object_code
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.program import aligned
 from fxquant.engines.native.recurrent import Cell, emit, pack
 from fxquant.engines.native.shapes import Unread
+from fxquant.engines.read_qdq import weight_holder
 from fxquant.engines.watch import Watch, watch
 from fxquant.errors import FxQuantError
+from fxquant.graph import torch_compat
+from fxquant.graph.lowering import filled_graph
+from fxquant.graph.region import Region, origin_of
 from fxquant.modules.cells import gru_gates, lstm_gates, rnn_gates
-from fxquant.passes.fill_grids import filled_graph
 
 log = logging.getLogger("fxquant")
 
@@ -61,8 +61,10 @@ def read_step(region: Region, graph: fx.Graph, machine: Machine) -> _Step:
         kind = "rnn_relu" if gates.args[2] else "rnn_tanh"
     linear = gates.args[1]
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    state = inputs[1]
     returned = next(node for node in graph.nodes if node.op == "output").args[0]
+    if len(inputs) < 2 or not isinstance(returned, (list, tuple)) or not isinstance(linear, fx.Node):
+        raise Unread("it is not the step of a recurrent layer alone")
+    state = inputs[1]
     wanted = [(gates, index) for index in range(2)] if kind == "lstm" else [(gates, None)]
     if [_item(node) for node in returned] != wanted or linear.target is not _LINEAR:
         raise Unread("its state is projected, or not what its gates give")
@@ -77,7 +79,9 @@ def read_step(region: Region, graph: fx.Graph, machine: Machine) -> _Step:
     weight = holder.weight.numpy()
     scale = np.broadcast_to(holder.weight_scale.double().numpy(), (weight.shape[0],))
     bias = np.zeros(weight.shape[0]) if holder.bias is None else holder.dequantized("bias").double().numpy()
-    return _grid(linear.args[0], state, kind, (weight, scale, bias), machine)
+    x = linear.args[0]
+    assert isinstance(x, fx.Node)
+    return _grid(x, state, kind, (weight, scale, bias), machine)
 
 
 def _item(node: Any) -> tuple[Any, int | None]:
@@ -97,13 +101,13 @@ def _grid(x: fx.Node, state: fx.Node, kind: Any, tensors: Sequence[Any], machine
         return _Step(
             cell=Cell(kind=kind, hidden=hidden, grid="none"), weight=weight, scale=scale, bias=bias, header=header
         )
-    q = x.args[0] if x.target in (compat.DEQUANTIZE, compat.DEQUANTIZE_TENSOR) else None
+    q = x.args[0] if x.target in (torch_compat.DEQUANTIZE, torch_compat.DEQUANTIZE_TENSOR) else None
     if not isinstance(q, fx.Node) or q.args[0] is not state:
         raise Unread("its state is quantized in another way")
     low, high, dtype = q.args[3:6]
     moved = 128 if dtype == torch.int8 else 0
     low, high = int(low) + moved, int(high) + moved  # type: ignore[arg-type]
-    if q.target is compat.QUANTIZE and dtype in (torch.uint8, torch.int8):
+    if q.target is torch_compat.QUANTIZE and dtype in (torch.uint8, torch.int8):
         step, zero = float(q.args[1]), int(q.args[2]) + moved  # type: ignore[arg-type]
         header[:16], header[16:] = 1.0 / step, zero
         cell = Cell(kind=kind, hidden=hidden, grid="fixed", low=low, high=high)
@@ -111,7 +115,10 @@ def _grid(x: fx.Node, state: fx.Node, kind: Any, tensors: Sequence[Any], machine
         bias = bias + (machine.shift - zero) * step * scale * total
         return _Step(cell=cell, weight=weight, scale=scale * step, bias=bias, header=header)
     choose = _item(q.args[1])[0]
-    if q.target is not compat.QUANTIZE_TENSOR or getattr(choose, "target", None) is not compat.CHOOSE_QPARAMS:
+    if (
+        q.target is not torch_compat.QUANTIZE_TENSOR
+        or getattr(choose, "target", None) is not torch_compat.CHOOSE_QPARAMS
+    ):
         raise Unread("its state is quantized in another way")
     if (low, high) != (0, 255) or dtype != torch.uint8 or choose.args[0] is not state:
         raise Unread("its state is quantized in another way")
@@ -164,7 +171,7 @@ class Scans:
     def __call__(self, region: Region, x: Tensor, state: tuple[Tensor, ...], backwards: bool) -> Any:
         """(outputs, final state), or None if the steps have to be run one by one."""
         usual = all(type(each) is Tensor and each.dtype == torch.float32 and each.is_cpu for each in (x, *state))
-        if not usual or not x.numel() or not compat.plain_mode() or self.hooks.listen(region):
+        if not usual or not x.numel() or not torch_compat.plain_mode() or self.hooks.listen(region):
             return None
         if self.watch is None or not self.watch.holds():
             self._make(region, x, state)
@@ -188,11 +195,11 @@ class Scans:
         try:
             scan = Scan(read_step(region, filled_graph(region), self.machine), self.machine)
             few = x[:_COMPARED]
-            expected, nudged = (_one_by_one(region, *each) for each in ((few, state), nudge((few, state))))
-            compare(expected, nudged, scan(few, state, False), "native")
+            expected = _one_by_one(region, few, state)
+            compare(expected, scan(few, state, False), lambda: _one_by_one(region, *nudge((few, state))), "native")
         except (Unread, FxQuantError) as error:
             self.refused = str(error)
-            log.info("%r runs step by step: %s", region._region.path, error)
+            log.info("%r runs step by step: %s", origin_of(region).path, error)
             return
         self.scan = scan
 

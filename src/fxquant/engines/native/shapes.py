@@ -1,6 +1,6 @@
 """Shapes of all tensors of a graph for inputs of one size, and which of them have the batch in front.
 
-The graph is run twice on tensors without memory, with batches of 2 and 3: what changes is the batch.
+The graph is run twice on tensors without memory, with two batches: what changes is the batch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from fxquant.core import compat
-from fxquant.core.graph import Region
-from fxquant.core.paths import get_attr
+from fxquant.capture.guards import apply_in_place
+from fxquant.engines.native.fold_sizes import fold_sizes
+from fxquant.graph import torch_compat
+from fxquant.graph.paths import get_attr
+from fxquant.graph.region import Region
+
+_BATCHES = (2, 5)
 
 
 class Unread(Exception):
@@ -25,12 +29,11 @@ class Unread(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """A tensor's shape, without the batch if it is `batched`, and how it lies in memory."""
+    """A tensor's shape, without the batch if it is `batched`."""
 
     dims: tuple[int, ...]
     dtype: torch.dtype
     batched: bool
-    channels_last: bool = False
 
 
 class _Shaper(fx.Interpreter):
@@ -53,16 +56,18 @@ class _Shaper(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         # these are many, and torch takes long for them
-        if target in (compat.QUANTIZE, compat.DEQUANTIZE) and isinstance(args[0], Tensor) and not kwargs:
-            return _cast(args[0], args[5] if target is compat.QUANTIZE else torch.float32)
-        if target is compat.DEQUANTIZE_CHANNEL and not kwargs:
+        if target in (torch_compat.QUANTIZE, torch_compat.DEQUANTIZE) and isinstance(args[0], Tensor) and not kwargs:
+            return _cast(args[0], args[5] if target is torch_compat.QUANTIZE else torch.float32)
+        if target is torch_compat.DEQUANTIZE_CHANNEL and not kwargs:
             return _cast(args[0], torch.float32)
+        if target is torch_compat.QUANTIZE_CHANNEL:
+            return _cast(args[0], args[6])
         return super().call_function(target, args, kwargs)
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
         module = self.module.get_submodule(str(target))
-        if isinstance(module, Region):
-            raise Unread(f"it calls {target!r}, which is a graph by itself")
+        if any(isinstance(part, Region) for part in module.modules()):
+            return _run_on_zeros(module, args, kwargs)
         own = {
             name: self._without_memory(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())
         }
@@ -73,17 +78,29 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
 
 
+def _run_on_zeros(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """What a module returns, without memory, for tensors without memory. Kernels inside need some, so it is run."""
+
+    def zeros(x: Tensor) -> Tensor:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_()
+
+    args, kwargs = pytree.tree_map_only(Tensor, zeros, (args, kwargs))
+    return pytree.tree_map_only(Tensor, lambda x: _cast(x, x.dtype), module(*args, **kwargs))
+
+
 def find_shapes(
     root: nn.Module, graph: fx.Graph, inputs: Sequence[Any]
 ) -> tuple[Mapping[fx.Node, Any], Mapping[fx.Node, Any]]:
     """(node -> Shape, a tuple of such, or None for what is not a tensor; node -> value with a batch of 2).
 
-    `inputs` are the values of the placeholders.
-    All tensors among them have the batch in front. Raises Unread if the graph does not run like that.
+    `inputs` are the values of the placeholders. All tensors among them have the batch in front. Raises Unread if the
+    graph does not run like that. Numbers that do not depend on the batch become constants of the graph.
     """
+    if any(node.target is apply_in_place for node in graph.nodes):
+        raise Unread("it writes to tensors in place")
     tensors: dict[int, tuple[Tensor, Tensor]] = {}
     runs = []
-    for batch in (2, 3):
+    for batch in _BATCHES:
         interpreter = _Shaper(root, graph, tensors)
         given = [_with_batch(value, batch) for value in inputs]
         try:
@@ -92,21 +109,24 @@ def find_shapes(
         except Exception as error:  # anything that code of a model can raise
             raise Unread(f"its shapes cannot be found without data ({type(error).__name__}: {error})") from error
         runs.append(interpreter.env)
+    fold_sizes(graph, (runs[0], runs[1]))
     nodes = [node for node in graph.nodes if node.op != "output"]
     return {node: pytree.tree_map(_compare, runs[0][node], runs[1][node]) for node in nodes}, runs[0]
 
 
-def is_channels_last(tensor: Tensor) -> bool:
-    """Whether a picture lies in memory with the channels last, and not in another order as well."""
-    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return last and not tensor.is_contiguous()
+def order_of(tensor: Tensor) -> tuple[int, ...]:
+    """The axes from the outermost in memory to the innermost; () if that is their order."""
+    if tensor.is_contiguous():
+        return ()
+    strides = tensor.stride()
+    order = tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
+    return () if order == tuple(range(len(strides))) else order
 
 
 def _with_batch(value: Any, batch: int) -> Any:
     if not isinstance(value, Tensor):
         return value
-    made = torch.empty((batch, *value.shape[1:]), dtype=value.dtype, device="meta")
-    return made.contiguous(memory_format=torch.channels_last) if is_channels_last(value) else made
+    return torch.empty((batch, *value.shape[1:]), dtype=value.dtype, device="meta")
 
 
 def _compare(a: Any, b: Any) -> Shape | None:
@@ -115,6 +135,6 @@ def _compare(a: Any, b: Any) -> Shape | None:
     first, second = tuple(a.shape), tuple(b.shape)
     if first == second:
         return Shape(dims=first, dtype=a.dtype, batched=False)
-    if first[1:] == second[1:] and (first[:1], second[:1]) == ((2,), (3,)):
-        return Shape(dims=first[1:], dtype=a.dtype, batched=True, channels_last=is_channels_last(a))
+    if first[1:] == second[1:] and (first[0], second[0]) == _BATCHES:
+        return Shape(dims=first[1:], dtype=a.dtype, batched=True)
     return None

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, fx
 
 from fxquant.engines.native.entry import entry
+from fxquant.engines.native.libraries import Libraries, make_kernels
 from fxquant.engines.native.ops import Op
-from fxquant.engines.native.program import PROTOTYPE, Libraries, Program, aligned, make_kernels
+from fxquant.engines.native.program import PROTOTYPE, Program, aligned
 from fxquant.engines.native.values import View
 
 

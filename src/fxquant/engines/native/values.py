@@ -46,12 +46,13 @@ class Buffer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """The grid of a u8 tensor."""
+    """The grid of a u8 tensor. `channels` are scales of their own for the channels, the first axis of a sample."""
 
     scale: float
     zero: int
     low: int = 0
     high: int = 255
+    channels: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ Weights, scales and biases are laid out in that order, and packing restores the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,6 +28,7 @@ def parts(vectors: int) -> list[int]:
     return [4] * (vectors // 4) + [2] * (vectors % 4 // 2) + [1] * (vectors % 2)
 
 
+@functools.cache
 def order(vectors: int, width: int) -> NDArray[np.int64]:
     """The channel that each element of a group of vectors holds, in the order of vectors and elements."""
     found: list[int] = []
@@ -102,9 +104,9 @@ class Kernel(Function):
         return self.value(f"call reassoc {call}")
 
     def lookup(self, table: str, index: str, width: int) -> str:
-        """The element of 16 floats at an address that the low four bits of each int32 name. x86 only."""
-        if width == 64:
-            return self.call("llvm.x86.avx512.permvar.sf.512", self.load("<16 x float>", table, 64), index)
+        """The element of `machine.pieces` floats at an address that the low bits of each int32 name. x86 only."""
+        if self.machine.pieces == 32:
+            return self._lookup_32(table, index, width)
         if width == 16:
             index = self.value(f"shufflevector <4 x i32> {index}, <4 x i32> poison, {indices([0, 1, 2, 3] * 2)}")
         low = self.call("llvm.x86.avx2.permps", self.load("<8 x float>", table, 32), index)
@@ -116,12 +118,24 @@ class Kernel(Function):
             return found
         return self.value(f"shufflevector <8 x float> {found}, <8 x float> poison, {indices([0, 1, 2, 3])}")
 
+    def _lookup_32(self, table: str, index: str, width: int) -> str:
+        n = width // 4
+        if n < 16:
+            index = self.value(
+                f"shufflevector <{n} x i32> {index}, <{n} x i32> poison, {indices([*range(n)] * (16 // n))}"
+            )
+        low, high = (self.load("<16 x float>", self.at(table, offset), 64) for offset in (0, 64))
+        found = self.call("llvm.x86.avx512.vpermi2var.ps.512", low, index, high)
+        if n == 16:
+            return found
+        return self.value(f"shufflevector <16 x float> {found}, <16 x float> poison, {indices([*range(n)])}")
+
     # dot products
 
     def operand(self, x: str, width: int) -> tuple[str, ...]:
         """Bytes of activations as `dot` takes them."""
         machine = self.machine
-        if machine.dot == "vpdpbusd":
+        if machine.dot in ("vpdpbusd", "maddubs"):
             return (x,)
         if machine.dot == "sdot":
             return (self.value(f"xor <{width} x i8> {x}, splat (i8 -128)"),)
@@ -143,8 +157,13 @@ class Kernel(Function):
             return self.call(f"llvm.x86.avx512.vpdpbusd.{8 * width}", total, x[0], weights[0])
         if self.machine.dot == "sdot":
             return self.call("llvm.aarch64.neon.sdot.v4i32.v16i8", total, x[0], weights[0])
+        name = "llvm.x86.avx2.pmadd.wd" if width == 32 else "llvm.x86.sse2.pmadd.wd"
+        if self.machine.dot == "maddubs":
+            pairs = self.call(
+                "llvm.x86.avx2.pmadd.ub.sw" if width == 32 else "llvm.x86.ssse3.pmadd.ub.sw.128", x[0], weights[0]
+            )
+            return self.value(f"add <{width // 4} x i32> {total}, {self.call(name, pairs, 'splat (i16 1)')}")
         for pair, weight in zip(x, weights, strict=True):
-            name = "llvm.x86.avx2.pmadd.wd" if width == 32 else "llvm.x86.sse2.pmadd.wd"
             total = self.value(f"add <{width // 4} x i32> {total}, {self.call(name, pair, weight)}")
         return total
 

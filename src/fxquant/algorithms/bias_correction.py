@@ -1,0 +1,65 @@
+"""Bias correction: rounding a weight moves the mean of its op's output; the bias takes that back.
+
+    E[W x] + b  =  E[Wq x] + b'      with      b' = b + (W - Wq) E[x]
+
+E[x] comes from calibration, in dynamic and weight-only modes as well: without data nothing is corrected. Ops without a
+bias are left as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
+from fxquant.config.spec import Spec
+from fxquant.graph.algorithm import Algorithm, Watched
+from fxquant.graph.context import Context
+from fxquant.graph.region import Region
+from fxquant.numerics.affine import dequantize
+from fxquant.numerics.observers.channel_mean import ChannelMean, Means
+from fxquant.numerics.weights.qat_block import QatBlock
+from fxquant.numerics.weights.weight_range import quantize_weight
+from fxquant.passes.watch import seen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BiasCorrection(Algorithm):
+    """Keep the mean of the output of each linear and convolution that has integer weights and a bias."""
+
+    def watch(self, region: Region, context: Context) -> Iterator[Watched]:
+        for op in _with_bias(region, context):
+            yield Watched(op.tensor, Means(channels=op.channels, axis=op.axis))
+
+    def apply(self, region: Region, context: Context) -> None:
+        means: dict[nn.Module, tuple[Spec, ChannelMean]] = {}  # of all calls of a module
+        for op in _with_bias(region, context):
+            watcher = seen(region, op.tensor, Means(channels=op.channels, axis=op.axis))
+            if isinstance(watcher, ChannelMean):
+                means.setdefault(op.module, (op.spec, watcher.fresh()))[1].merge(watcher)
+        for module, (spec, watcher) in means.items():
+            mean = watcher.mean()
+            if mean is not None:
+                _correct(module, spec, mean)
+
+
+def _with_bias(region: Region, context: Context) -> Iterator[WeightedOp]:
+    for op in weighted_ops(region, context):
+        # the weight of a block is rounded as another algorithm found best (fix_weight.py): nothing more is lost
+        if getattr(op.module, "bias", None) is not None and type(op.module) is not QatBlock:
+            yield op
+
+
+@torch.no_grad()
+def _correct(module: nn.Module, spec: Spec, mean: Tensor) -> None:
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
+    values = weight.detach().to(torch.float32)
+    lost = values - dequantize(*quantize_weight(values, spec, "weight"), spec)
+    groups = getattr(module, "groups", 1)
+    taps = lost.flatten(2).sum(2) if lost.dim() > 2 else lost  # every tap of a kernel sees the same mean
+    rows = taps.view(groups, -1, taps.shape[1]) @ mean.to(taps.device).view(groups, -1, 1)
+    module.bias = nn.Parameter((bias + rows.flatten().to(bias.dtype)).detach(), requires_grad=bias.requires_grad)

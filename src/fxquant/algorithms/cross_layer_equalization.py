@@ -1,0 +1,147 @@
+"""Cross-layer equalization: give the channels between two weights the same range, where these have one scale each.
+
+    s_c = sqrt(r2_c / max(r1_c, a_c))      r1: rows of the first weight, a: the channel itself, r2: the second's columns
+
+each beside the largest of its kind (Nagel et al., 2019). Chains of weights are gone through until factors are close to
+1. What goes through relus is the same function as before. A clip at six is left where channels reach it in calibration:
+those keep their factor, and the others stay below it.
+
+Then bias absorption: a channel that never falls to zero before its relu is shifted down by its least value, and the
+next bias takes the shift: its range gets smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fxquant.algorithms.channel_groups import ChannelGroup, channel_groups
+from fxquant.algorithms.channel_ranges import Ranges, largest_of, ranges_of, watch_ranges
+from fxquant.algorithms.scale_group import absorb, columns_of, rows_of, scale_group
+from fxquant.algorithms.weighted_op import weighted_ops
+from fxquant.config.spec import Spec
+from fxquant.graph.algorithm import Algorithm, Watched
+from fxquant.graph.context import Context
+from fxquant.graph.notes import remark
+from fxquant.graph.region import Region
+from fxquant.passes.candidates import choice_of
+from fxquant.passes.look_again import kept_inputs, look_again
+
+_ROUNDS, _DONE = 20, 0.01  # rounds over all groups, and the greatest log of a factor at which they end
+_MOST = 64.0  # a factor in one direction
+_LEAST = 1e-3  # of the largest: what a smaller range counts as
+_BELOW = 0.9  # of a clip: where channels that do not reach it may be scaled to
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossLayerEqualization(Algorithm):
+    """Equalize channels between weights with one scale per tensor; `everywhere` also where each channel has its own.
+
+    `absorb_bias` shifts channels that stay above zero. Weights without integers on either side are left alone.
+    """
+
+    absorb_bias: bool = True
+    everywhere: bool = False
+
+    def watch(self, region: Region, context: Context) -> Iterable[Watched]:
+        specs = [op.spec for op in weighted_ops(region, context)]
+        meant = any(self.everywhere or spec.granularity == "per_tensor" for spec in specs)
+        return watch_ranges(region, context) if meant else ()
+
+    def adapt(self, region: Region, context: Context) -> None:
+        groups = [group for group in channel_groups(region, context) if self._is_meant(group, context)]
+        if not groups or not kept_inputs(region):
+            return
+        ranges = ranges_of(region, context)
+        open_ = [group for group in groups if self._is_open(group, ranges)]
+        factors = _equalize(region, open_, ranges)
+        changed: set[str] = set()
+        for group in open_:
+            total = factors[id(group)]
+            if float(total.log().abs().max()) > _DONE:
+                changed |= {node.name for node in group.tensors}
+                partners = ", ".join(str(node.target) for node in group.takers)
+                remark(group.makers[0], f"channels equalized with {partners}, by {_span(total)}")
+            if self.absorb_bias and _shift(region, group, ranges, total):
+                changed |= {node.name for node in group.tensors}
+        look_again(region, changed)
+
+    def _is_meant(self, group: ChannelGroup, context: Context) -> bool:
+        choices = [choice_of(node) for node in (*group.makers, *group.takers)]
+        given = [choice.qconfig.weight for choice in choices if choice is not None and choice.qconfig is not None]
+        return any(isinstance(spec, Spec) and (self.everywhere or spec.granularity == "per_tensor") for spec in given)
+
+    def _is_open(self, group: ChannelGroup, ranges: Ranges) -> bool:
+        lacking = [node for node in (*group.makers, *group.takers.values()) if node not in ranges]
+        reason = group.refused or (f"nothing was seen of {lacking[0].name}" if lacking else "")
+        if reason:
+            remark(group.makers[0], f"channels not equalized: {reason}")
+        return not reason
+
+
+def _equalize(region: Region, groups: list[ChannelGroup], ranges: Ranges) -> dict[int, Tensor]:
+    """Scale all groups in turn until nothing moves; gives the product of the factors of each."""
+    totals = {id(group): torch.ones(group.channels) for group in groups}
+    for _ in range(_ROUNDS):
+        moved = 0.0
+        for group in groups:
+            total = totals[id(group)]
+            factors = _factors(region, group, ranges, total)
+            scale_group(region, group, factors)
+            totals[id(group)] = total * factors
+            moved = max(moved, float(factors.log().abs().max()))
+        if moved < _DONE:
+            break
+    return totals
+
+
+def _factors(region: Region, group: ChannelGroup, ranges: Ranges, total: Tensor) -> Tensor:
+    """What the channels of a group, as they are now, are multiplied with next."""
+    highs = torch.stack([ranges[node][1] for node in group.makers]).amax(0)
+    clip = min(group.clips.values(), default=math.inf)
+    channel = _beside_largest(largest_of(group, ranges) * total)
+    rows, columns = (
+        found.cpu().float() for found in (rows_of(region, group.makers), columns_of(region, [*group.takers]))
+    )
+    before = torch.maximum(channel, _beside_largest(rows)) if rows.dim() else channel
+    after = _beside_largest(columns)
+    # what is hardly there in calibration is not made much of
+    factors = (after.clamp_min(_LEAST) / before.clamp_min(_LEAST)).sqrt()
+    factors = (total * factors).clamp(1 / _MOST, _MOST) / total
+    if math.isinf(clip):
+        return factors
+    # what reaches the clip has to reach it still, and nothing else may
+    room = _BELOW * clip / (highs * total).clamp_min(1e-12)
+    return torch.where(highs >= clip, torch.ones_like(factors), torch.minimum(factors, room.clamp_min(1e-6)))
+
+
+def _beside_largest(values: Tensor) -> Tensor:
+    return values / values.max().clamp_min(1e-30)
+
+
+def _shift(region: Region, group: ChannelGroup, ranges: Ranges, total: Tensor) -> bool:
+    """Absorb the biases of a group's channels that stay above zero; whether there are any."""
+    maker = group.makers[0]
+    modules = [region.get_submodule(str(node.target)) for node in (maker, *group.takers)]
+    if len(group.makers) > 1 or any(getattr(module, "bias", None) is None for module in modules):
+        return False
+    padded = any(any(getattr(module, "_reversed_padding_repeated_twice", ())) for module in modules[1:])
+    if padded or not {"relu", "clamp"}.issuperset(group.between) or not group.between:
+        return False
+    low, high = (end * total for end in ranges[maker])
+    clip = min(group.clips.values(), default=math.inf)
+    shift = torch.where(high < clip, low.clamp_min(0), 0.0)
+    worth = shift > 0.05 * high
+    if not bool(worth.any()):
+        return False
+    absorb(region, maker, [*group.takers], torch.where(worth, shift, 0.0))
+    remark(maker, f"bias of {int(worth.sum())} channels absorbed by {next(iter(group.takers)).target}")
+    return True
+
+
+def _span(factors: Tensor) -> str:
+    return f"{float(factors.min()):.2g} to {float(factors.max()):.2g}"

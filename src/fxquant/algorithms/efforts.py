@@ -1,0 +1,46 @@
+"""Algorithms that go well together, by what they may cost.
+
+FAST        one pass over the data
+BALANCED    at most three float passes, and a conversion of seconds
+BEST        minutes: blocks are reconstructed one by one
+
+SmoothQuant is in none of them: through a residual it may scale channels by hundreds, which costs more than it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from fxquant.algorithms.bias_correction import BiasCorrection
+from fxquant.algorithms.cross_layer_equalization import CrossLayerEqualization
+from fxquant.algorithms.gptq import GPTQ
+from fxquant.algorithms.learned_ranges import LearnedRanges
+from fxquant.algorithms.reconstruction import Reconstruction
+from fxquant.errors import ConfigError
+from fxquant.graph.algorithm import Algorithm
+
+Effort = Literal["fast", "balanced", "best"]
+
+FAST: tuple[Algorithm, ...] = (BiasCorrection(),)
+# 8 bits with a scale per channel lose next to nothing by rounding to the nearest
+BALANCED: tuple[Algorithm, ...] = (
+    CrossLayerEqualization(),
+    GPTQ(coarse_only=True),
+    BiasCorrection(),
+)
+BEST: tuple[Algorithm, ...] = (
+    CrossLayerEqualization(),
+    LearnedRanges(),
+    Reconstruction(),
+    BiasCorrection(),
+)
+EFFORTS: Mapping[str, tuple[Algorithm, ...]] = MappingProxyType({"fast": FAST, "balanced": BALANCED, "best": BEST})
+
+
+def by_effort(effort: str) -> tuple[Algorithm, ...]:
+    """The algorithms of `quantize(effort=...)`, in their order."""
+    if effort not in EFFORTS:
+        raise ConfigError(f"effort={effort!r} is unknown. Known: {', '.join(map(repr, EFFORTS))}.")
+    return EFFORTS[effort]

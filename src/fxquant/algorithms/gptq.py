@@ -1,0 +1,156 @@
+"""GPTQ: round a weight column by column, and let the columns that are left make up for what was lost.
+
+    cost(Q) = tr((W - Q) H (W - Q)^T)       H: the mean of x x^T in calibration, centered where a bias takes the mean
+
+Columns go in the order of H's diagonal, the greatest first. With U the upper Cholesky factor of H^-1, the loss of
+column i, (w_i - q_i) / U_ii, times the rest of U's row i, goes into the columns after it (Frantar et al., 2022).
+Below 8 bits, narrower ranges are tried as well, and each row keeps the one that costs least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fxquant.algorithms.grams import grams, patches_of, watch_grams
+from fxquant.algorithms.narrow import NARROWER, may_narrow, whole_shares
+from fxquant.algorithms.round_by import Chosen, cost, round_by, spread
+from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
+from fxquant.config.spec import Spec
+from fxquant.errors import ConfigError
+from fxquant.graph.algorithm import Algorithm, Watched
+from fxquant.graph.context import Context
+from fxquant.graph.region import Region
+from fxquant.numerics.affine import dequantize
+
+_BLOCK = 64  # columns after which the rest is brought up to date
+_AT_ONCE = 1 << 24  # elements of all tries at one time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GPTQ(Algorithm):
+    """Choose the integers of weights of at most `most_bits` for least loss at the output of their op, on the data.
+
+    `damping` is added to the diagonal of H, as a share of its mean. Ops whose weights have rows of more than
+    `most_features` numbers are left as they are: H has the square of that. `coarse_only` leaves weights of 8 bits alone
+    that have a scale per channel or group: they lose next to nothing by rounding to the nearest.
+    """
+
+    most_bits: int = 8
+    coarse_only: bool = False
+    damping: float = 0.01
+    most_features: int = 8192
+
+    def __post_init__(self) -> None:
+        if not self.damping > 0:
+            raise ConfigError(f"GPTQ(damping={self.damping!r}): expected a positive number, such as 0.01.")
+
+    def watch(self, region: Region, context: Context) -> Iterable[Watched]:
+        return watch_grams(self._ops(region, context))
+
+    def apply(self, region: Region, context: Context) -> None:
+        for op, gram in grams(region, self._ops(region, context)):
+            moments = gram.moments()
+            if moments is not None:
+                round_by(region, op, *moments, self._choose, "GPTQ")
+
+    def _choose(self, weight: Tensor, second: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec) -> Chosen:
+        return choose_integers(weight, second, scale, zero_point, spec, self.damping)
+
+    def _ops(self, region: Region, context: Context) -> Iterator[WeightedOp]:
+        for op in weighted_ops(region, context):
+            fine = op.spec.bits >= 8 and op.spec.granularity != "per_tensor"
+            if op.spec.bits > self.most_bits or (fine and self.coarse_only):
+                continue
+            if patches_of(op).features <= self.most_features:
+                yield op
+
+
+def choose_by(
+    op: WeightedOp, scale: Tensor, zero_point: Tensor, second: Tensor, mean: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(integers, scale, what the bias takes) of an op's weight, for inputs with these moments."""
+    weight = op.weight.detach().float()
+    if getattr(op.module, "bias", None) is not None:
+        second = second - mean.unsqueeze(2) * mean.unsqueeze(1)
+    integers, scale = choose_integers(weight, second.to(weight.device), scale, zero_point, op.spec, damping=0.01)
+    lost = weight - dequantize(integers, scale, zero_point, op.spec)
+    rows = lost.view(len(mean), -1, mean.shape[1]) @ mean.to(lost).unsqueeze(2)
+    return integers, scale, rows.flatten()
+
+
+def choose_integers(
+    weight: Tensor, second: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec, damping: float
+) -> Chosen:
+    """(integers, scale): `second` has the H of each group of channels. One scale for all may be narrower, too."""
+    tried = [_choose_rows(weight, second, scale * share, zero_point, spec, damping) for share in whole_shares(spec)]
+    if len(tried) == 1:
+        return tried[0]
+    losses = [_loss(weight, dequantize(q, step, zero_point, spec), second) for q, step in tried]
+    return tried[losses.index(min(losses))]
+
+
+def _loss(weight: Tensor, made: Tensor, second: Tensor) -> float:
+    """What a weight loses at its output: in all, or of each group of channels beside its own size."""
+    lost = cost(weight - made, second)
+    if len(second) == 1:
+        return float(lost.sum())
+    return float((lost / cost(weight, second).clamp_min(1e-30)).clamp_max(1.0).mean())
+
+
+def _choose_rows(
+    weight: Tensor, second: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec, damping: float
+) -> Chosen:
+    shares = NARROWER if may_narrow(spec) else (1.0,)
+    rows = weight.reshape(len(second), -1, second.shape[1])
+    steps = spread(scale, weight, spec).reshape(rows.shape)
+    zeros = spread(zero_point, weight, spec).reshape(rows.shape)
+    found, kept = torch.empty_like(rows), torch.empty_like(rows[..., 0])
+    size = max(1, _AT_ONCE // (len(shares) * rows.shape[2]))
+    for group, hessian in enumerate(second):
+        order, factor = _factor(hessian, damping)
+        for part in range(0, rows.shape[1], size):
+            at = (group, slice(part, part + size))
+            tries = torch.stack([steps[at] * share for share in shares])
+            made = _round_columns(rows[at], tries, zeros[at], order, factor, spec)
+            lost = (rows[at] - (made - zeros[at]) * tries).double()
+            best = ((lost @ hessian) * lost).sum(-1).argmin(0)
+            found[at] = made.gather(0, best[None, :, None].expand(1, *made.shape[1:]))[0]
+            kept[at] = torch.tensor(shares, device=weight.device)[best]
+    if may_narrow(spec):
+        scale = scale * kept.view(-1, *[1] * (scale.dim() - 1))
+    return found.reshape(weight.shape).to(spec.dtype), scale
+
+
+def _factor(hessian: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+    """The order of the columns, and the upper Cholesky factor of the inverse in that order."""
+    diagonal = hessian.diagonal()
+    mean = float(diagonal.mean())
+    order = torch.argsort(diagonal, descending=True, stable=True)
+    sorted_ = hessian[order][:, order] + torch.eye(len(order), dtype=hessian.dtype, device=hessian.device) * (
+        damping * mean if mean > 0 else 1.0
+    )
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(sorted_))
+    return order, torch.linalg.cholesky(inverse, upper=True).float()
+
+
+def _round_columns(rows: Tensor, steps: Tensor, zeros: Tensor, order: Tensor, factor: Tensor, spec: Spec) -> Tensor:
+    """The integers of rows, for each try of the steps."""
+    left = rows[:, order].expand(steps.shape).clone()
+    steps, zeros = steps[..., order], zeros[..., order]
+    made = torch.empty_like(left)
+    for start in range(0, left.shape[2], _BLOCK):
+        stop = min(start + _BLOCK, left.shape[2])
+        losses = torch.empty_like(left[..., start:stop])
+        for column in range(start, stop):
+            value, step, zero = left[..., column], steps[..., column], zeros[..., column]
+            integer = (torch.round(value / step) + zero).clamp(spec.quant_min, spec.quant_max)
+            made[..., column] = integer
+            loss = (value - (integer - zero) * step) / factor[column, column]
+            losses[..., column - start] = loss
+            left[..., column + 1 : stop] -= loss.unsqueeze(-1) * factor[column, column + 1 : stop]
+        left[..., stop:] -= losses @ factor[start:stop, stop:]
+    return made[..., torch.argsort(order)]

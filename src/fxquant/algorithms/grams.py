@@ -1,0 +1,48 @@
+"""Gram matrices of the inputs of weighted ops: which to watch, and what was seen of all calls of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from fxquant.algorithms.weighted_op import WeightedOp
+from fxquant.graph.algorithm import Watched
+from fxquant.graph.region import Region
+from fxquant.numerics.observers.gram import Gram, Patches
+from fxquant.numerics.weights.qat_block import QatBlock
+from fxquant.passes.watch import seen
+
+MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
+
+
+def patches_of(op: WeightedOp) -> Patches:
+    """The statistic of an op's input, as its weight sees it."""
+    module, outputs = op.module, int(op.weight.shape[0])
+    if not isinstance(module, nn.modules.conv._ConvNd):
+        return Patches(channels=op.channels, outputs=outputs)
+    return Patches(
+        channels=op.channels,
+        outputs=outputs,
+        groups=op.groups,
+        kernel=tuple(module.kernel_size),
+        stride=tuple(module.stride),
+        dilation=tuple(module.dilation),
+        padding=tuple(module._reversed_padding_repeated_twice),
+        mode=MODES[module.padding_mode],
+    )
+
+
+def watch_grams(ops: Iterable[WeightedOp]) -> list[Watched]:
+    """What calibration is to keep for these ops."""
+    return [Watched(op.tensor, patches_of(op)) for op in ops]
+
+
+def grams(region: Region, ops: Iterable[WeightedOp]) -> list[tuple[WeightedOp, Gram]]:
+    """The first call of each module, with what was seen of the inputs of all its calls. Fixed weights are left out."""
+    found: dict[nn.Module, tuple[WeightedOp, Gram]] = {}
+    for op in ops:
+        watcher = seen(region, op.tensor, patches_of(op))
+        if isinstance(watcher, Gram) and type(op.module) is not QatBlock:
+            found.setdefault(op.module, (op, watcher.fresh()))[1].merge(watcher)
+    return [*found.values()]

@@ -1,0 +1,39 @@
+"""Ranges of the rows of a weight that are narrower than its extremes, where few bits make that pay."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fxquant.config.spec import Spec
+from fxquant.numerics.affine import fake_quantize
+
+NARROWER = tuple(1 - 0.05 * step for step in range(10))  # shares of the range that are tried
+
+
+def whole_shares(spec: Spec) -> tuple[float, ...]:
+    """The shares to try of the range of a weight with one scale, which a few large rows may have widened."""
+    if spec.granularity != "per_tensor" or spec.observer in ("fixed", "custom"):
+        return (1.0,)
+    return (1.0, 0.5, 0.25) if spec.scale == "pow2" else (1.0, 0.8, 0.65, 0.5)
+
+
+def may_narrow(spec: Spec) -> bool:
+    """Whether each row may have a range of its own, and it matters."""
+    by_row = spec.granularity == "per_group" or (spec.granularity == "per_channel" and spec.axis == 0)
+    return by_row and spec.bits < 8 and spec.scale == "float" and spec.observer not in ("fixed", "custom")
+
+
+@torch.no_grad()
+def narrow(weight: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec) -> Tensor:
+    """The scale with which each row loses least by rounding to the nearest."""
+    if not may_narrow(spec):
+        return scale
+    losses = torch.stack(
+        [
+            (weight - fake_quantize(weight, scale * share, zero_point, spec)).square().flatten(1).sum(1)
+            for share in NARROWER
+        ]
+    )
+    kept = torch.tensor(NARROWER, device=weight.device)[losses.argmin(0)]
+    return scale * kept.view(-1, *[1] * (scale.dim() - 1))

@@ -1,0 +1,60 @@
+"""The ops of a decided graph that have a quantized weight, as algorithms look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, fx, nn
+
+from fxquant.config.spec import Spec
+from fxquant.graph.context import Context
+from fxquant.graph.notes import note_of
+from fxquant.graph.region import Region
+from fxquant.ops.table import Op, activation_nodes
+from fxquant.passes.watch import site_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightedOp:
+    """A call of a linear or convolution whose weight gets the grid of `spec`.
+
+    `tensor` is its input, by the name under which calibration watches it; the `channels` of that lie along `axis`.
+    Several calls may be of one module.
+    """
+
+    node: fx.Node
+    op: Op
+    module: nn.Module
+    weight: Tensor
+    spec: Spec
+    tensor: str
+    axis: int
+    channels: int
+
+    @property
+    def groups(self) -> int:
+        return int(getattr(self.module, "groups", 1))
+
+
+def weighted_ops(region: Region, context: Context) -> Iterator[WeightedOp]:
+    """All of them, in the order of the graph: static, dynamic and weight-only."""
+    for node in region.graph.nodes:
+        note, op = note_of(node), context.ops.of_node(node, region)
+        if note is None or note.weight is None or op is None or node.op != "call_module":
+            continue
+        if op.channels_at is None or op.channel_axis != 0:  # embeddings, transposed convolutions
+            continue
+        module = region.get_submodule(str(node.target))
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor):
+            yield WeightedOp(
+                node=node,
+                op=op,
+                module=module,
+                weight=weight,
+                spec=note.weight,
+                tensor=site_of(region, activation_nodes(node, op)[0]),
+                axis=op.channels_at,
+                channels=int(weight.shape[1]) * int(getattr(module, "groups", 1)),
+            )

@@ -1,0 +1,126 @@
+"""One self-contained file for a converted model: safetensors, with the graphs as JSON in its header.
+
+The tensors are those of the QDQ form (int8 weights; tied tensors once). The header holds each region's graph as rows,
+and the modules around and inside as far as they are needed (tree_rows.py). Reading it runs nothing from the file:
+functions and classes are found by name among those that compute on tensors (graph_json.py, module_rows.py), and a
+digest over everything tells an altered file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from fxquant.archive.check_header import TORCH_OPS, check_header
+from fxquant.archive.rebuild import rebuild
+from fxquant.archive.safetensors_file import write_safetensors
+from fxquant.archive.tree_rows import Rows, header_of, stored_tensors
+from fxquant.archive.value_json import read_json
+from fxquant.errors import ArchiveError
+from fxquant.files import replacing
+from fxquant.graph.region import regions, runner_of
+
+FORMAT = "fxquant-2"
+
+
+def write_archive(model: nn.Module, path: Path) -> None:
+    """Write the QDQ form of a converted model."""
+    header, rows = header_of(model)
+    tensors, facts = _tensors(model, rows)
+    text = json.dumps({"format": FORMAT, **header, **facts, **_engine(model)}, separators=(",", ":"))
+    with replacing(path, ArchiveError) as part, part.open("wb") as file:
+        write_safetensors(file, tensors, {"digest": _digest(text, tensors), "fxquant": text})
+        file.flush()
+
+
+def read_archive(path: Path, float_model: nn.Module | None) -> tuple[nn.Module, str | None]:
+    """Read a file written by `write_archive`; the regions are in QDQ form. With it, the engine of torch's own ops, if
+    the model was saved from that: machine code may round a value to the next step, and what is read is what was saved.
+    """
+    header, tensors = _read(path)
+    try:
+        check_header(header, tensors)
+        for name in header["channels_last"]:
+            tensors[name] = tensors[name].contiguous(memory_format=_last(tensors[name]))
+        tensors.update({name: tensors[source] for name, source in header["ties"].items()})
+        return rebuild(header, tensors, float_model, path), header.get("engine")
+    except ArchiveError as error:
+        raise ArchiveError(f"{str(path)!r}: {error}") from error
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError) as error:
+        raise ArchiveError(f"{str(path)!r} has a header that makes no model: {error!r}") from error
+    except (RecursionError, RuntimeError, SyntaxError, TypeError, ValueError) as error:
+        raise ArchiveError(f"{str(path)!r} has a header that makes no model: {error!r}") from error
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118, not a dict
+    except FileNotFoundError as error:
+        raise ArchiveError(f"there is no file {str(path)!r}.") from error
+    except (OSError, SafetensorError) as error:
+        raise ArchiveError(f"{str(path)!r} is not a saved model, or it was cut short: {error}") from error
+    if "fxquant" not in metadata:
+        raise ArchiveError(f"{str(path)!r} is a safetensors file, but not one that fxquant.save wrote.")
+    if metadata.get("digest") != _digest(metadata["fxquant"], tensors):
+        raise ArchiveError(f"{str(path)!r} was altered after it was saved. Take a fresh copy.")
+    header = read_json(metadata["fxquant"])
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        found = header.get("format") if isinstance(header, dict) else type(header).__name__
+        raise ArchiveError(f"{str(path)!r} has the format {str(found)[:40]!r}; this version reads {FORMAT!r}.")
+    return header, tensors
+
+
+def _engine(model: nn.Module) -> dict[str, str]:
+    """Torch's own ops are there on every machine; other engines are a matter of the machine, and not in a file."""
+    runners = [runner_of(region) for _, region in regions(model)]
+    chosen = all(each is not None and each.engine == TORCH_OPS and not each.failed for each in runners)
+    return {"engine": TORCH_OPS} if runners and chosen else {}
+
+
+def _digest(text: str, tensors: dict[str, Tensor]) -> str:
+    total = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def _tensors(model: nn.Module, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors to store, and what is to be known of them: ties, parameters, memory format."""
+    tensors: dict[str, Tensor] = {}
+    ties: dict[str, str] = {}
+    parameters: dict[str, bool] = {}
+    channels_last: list[str] = []
+    unsaved: list[str] = []
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, value, kind in stored_tensors(model, rows):
+        if kind == "parameter":
+            parameters[name] = value.requires_grad
+        elif kind == "unsaved":
+            unsaved.append(name)
+        place = (value.data_ptr(), value.dtype, tuple(value.shape), tuple(value.stride()))
+        if value.numel() and place in seen:
+            ties[name] = seen[place]
+            continue
+        seen[place] = name
+        if value.dim() in (4, 5) and not value.is_contiguous() and value.is_contiguous(memory_format=_last(value)):
+            channels_last.append(name)  # a float op left in that format adds up in another order
+        tensors[name] = value.detach().cpu().contiguous().clone()
+    facts = {
+        **{"ties": dict(sorted(ties.items())), "parameters": dict(sorted(parameters.items()))},
+        **{"unsaved": sorted(unsaved), "channels_last": sorted(channels_last)},
+    }
+    return tensors, facts
+
+
+def _last(tensor: Tensor) -> torch.memory_format:
+    return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d

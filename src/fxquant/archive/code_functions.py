@@ -1,0 +1,72 @@
+"""What a graph may call of the user's own code: wrapped functions and methods, and dataclasses that forward returns.
+
+They are looked for in the classes of the modules, in the Python files of these, and in what these import from, as
+loaded: nothing is imported.
+A file names them; the float model that is given to `load` has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import fx, nn
+
+from fxquant.graph.notes import WRAPPED
+from fxquant.graph.region import user_class
+
+_NOT_THE_USERS = frozenset(("torch", "fxquant", "numpy", *sys.stdlib_module_names)) - {"__main__"}
+
+
+def code_functions(model: nn.Module) -> dict[str, Callable[..., Any]]:
+    """By qualified name; a name that stands for two of them is left out."""
+    found: dict[str, Callable[..., Any]] = {}
+    double: set[str] = set()
+    for function in _callables({user_class(module) for module in model.modules()}):
+        name = f"{function.__module__}.{function.__qualname__}"
+        if found.setdefault(name, function) is not function:
+            double.add(name)
+    return {name: function for name, function in found.items() if name not in double}
+
+
+def _callables(classes: set[type[nn.Module]]) -> Iterator[Callable[..., object]]:
+    bases = {base for cls in classes for base in cls.__mro__ if base is not object}
+    own = [base for base in bases if base.__module__.partition(".")[0] not in ("torch", "fxquant")]
+    members = [getattr(member, "__func__", member) for base in own for member in vars(base).values()]
+    files = {base.__module__ for base in own} & set(sys.modules)
+    members += [value for name in files for value in vars(sys.modules[name]).values()]
+    for name in _reached(files) - files:
+        members += [value for value in vars(sys.modules[name]).values() if hasattr(value, WRAPPED)]
+    for value in members:
+        if isinstance(value, type):
+            callable_by_graph = dataclasses.is_dataclass(value)
+        else:
+            callable_by_graph = hasattr(value, "__qualname__") and (hasattr(value, WRAPPED) or _is_fx_wrapped(value))
+        if callable_by_graph:
+            yield value
+
+
+def _reached(files: set[str]) -> set[str]:
+    """The loaded modules whose functions these files can call: those that they import from, and so on."""
+    found: set[str] = set()
+    todo = list(files)
+    while todo:
+        name = todo.pop()
+        if name in found or name not in sys.modules or name.partition(".")[0] in _NOT_THE_USERS:
+            continue
+        found.add(name)
+        for value in list(vars(sys.modules[name]).values()):
+            if isinstance(value, types.ModuleType):
+                todo.append(value.__name__)
+            elif isinstance(value, (types.FunctionType, type)):
+                todo.append(value.__module__)
+    return found
+
+
+def _is_fx_wrapped(value: object) -> bool:
+    """Whether torch.fx.wrap was called on a function."""
+    key = (id(getattr(value, "__globals__", None)), getattr(value, "__name__", ""))
+    return key in fx._symbolic_trace._wrapped_fns_to_patch

@@ -1,0 +1,232 @@
+"""Run the graphs of a file without data: on tensors that have a shape and a dtype and nothing else.
+
+What comes out is whether the parts fit each other on the inputs that the file itself records, and how large tensors
+get. Nothing of their size is allocated. An op that needs values (`nonzero`, `item`), and code of the user's own, give
+what the file recorded of the node, or a value that is not known; what is computed from that is not looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fxquant.archive.check_calls import check_numbers, check_values
+from fxquant.archive.stock_fields import stock_classes
+from fxquant.capture import guards
+from fxquant.capture.symbolic.trace import run_forward
+from fxquant.errors import ArchiveError, InputError
+from fxquant.graph.nodes import TensorInfo
+from fxquant.graph.paths import find_module, get_attr
+from fxquant.graph.region import Region, origin_of, regions
+
+LEAST_LIMIT = 2**30  # bytes of one tensor that any file may make
+FACTOR = 1024  # what a file of more bytes may make, per byte of the file and of its example inputs
+IN_ALL = 64  # times the limit of one tensor, over a whole run
+
+
+class _Unknown:
+    """A value that a run without data cannot tell."""
+
+    def __repr__(self) -> str:
+        return "unknown"
+
+
+class _Number(_Unknown):
+    """A number read from the values of a tensor."""
+
+
+UNKNOWN, NUMBER = _Unknown(), _Number()
+_READS_VALUES = frozenset(("item", "tolist", "is_nonzero", "_local_scalar_dense", "equal", "allclose"))
+_SKIPPED = (
+    *(guards.check_fixed, guards.check_given, guards.check_same, guards.check_items, guards.check_key),
+    *(guards.take_item, guards.pack, run_forward),
+)
+
+
+def dry_run(tree: nn.Module, file_bytes: int) -> None:
+    """Raise an ArchiveError that names the first node that cannot run, or makes more than the file gives reason for."""
+    inside: list[str] = []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for path, region in regions(tree):
+            if not any(path.startswith(f"{outer}.") or not outer for outer in inside):
+                _Run(path, region, file_bytes).run()
+                inside.append(path)
+
+
+class _Run:
+    """One region, on the inputs that its placeholders record."""
+
+    def __init__(self, path: str, region: Region, file_bytes: int) -> None:
+        self.path, self.region = path, region
+        given = [info for node in region.graph.nodes if node.op == "placeholder" for info in _infos(node)]
+        known = sum(info.dtype.itemsize * _product(info.shape) for info in given)
+        self.limit = max(LEAST_LIMIT, FACTOR * (file_bytes + min(known, LEAST_LIMIT)))
+        self.left = IN_ALL * self.limit
+        # see capture/piecewise/stock_region.py: one that the example did not reach has placeholders without a shape
+        self.called = origin_of(region).method != "leaf" or all(info.shape for info in given)
+        self.values: dict[fx.Node, Any] = {}
+        self.degrees: dict[fx.Node, int] = {}
+
+    def run(self) -> None:
+        for node in self.region.graph.nodes:
+            try:
+                if node.op == "output":
+                    break
+                value = self._node(node)
+                self._measure(node, value)
+            except (ArchiveError, InputError, ArithmeticError, AssertionError, AttributeError) as error:
+                raise self._at(node, error) from error
+            except (LookupError, MemoryError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+                raise self._at(node, error) from error
+            self.values[node] = value
+
+    def _at(self, node: fx.Node, error: BaseException) -> ArchiveError:
+        text = str(error).splitlines()[0][:300] if str(error) else ""
+        place = f"region {self.path or '<root>'!r}, node {node.name!r} ({node.op} {str(node.target)[:80]})"
+        kind = "" if isinstance(error, (ArchiveError, InputError)) else f"{type(error).__name__}: "
+        return ArchiveError(f"{place}: {kind}{text}")
+
+    def _node(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._input(node)
+        if node.op == "get_attr":
+            value = get_attr(self.region, str(node.target)) if node.target != "_self" else UNKNOWN
+            return _bare(value)
+        args, kwargs = map_arg((node.args, node.kwargs), lambda each: self.values[each])
+        own = self._own(node, args)
+        if own is not None:
+            return own[0]
+        leaves = tree_leaves((args, kwargs))
+        self.degrees[node] = check_numbers(node, leaves, args, [self.degrees.get(n, 0) for n in node.all_input_nodes])
+        if any(isinstance(leaf, (_Unknown, slice)) and _has_unknown(leaf) for leaf in leaves):
+            check_values(node, self.region, args, kwargs, UNKNOWN, NUMBER in leaves)
+            return NUMBER if NUMBER in leaves and _is_number(node) else self._recorded(node)
+        check_values(node, self.region, args, kwargs, UNKNOWN, False)
+        try:
+            return self._call(node, args, kwargs)
+        except NotImplementedError:
+            return NUMBER if _word(node) in _READS_VALUES else self._recorded(node)
+        except RuntimeError as error:
+            if "meta tensor" not in str(error) and "Meta tensor" not in str(error):
+                raise
+            return NUMBER if _reads_number(node) else self._recorded(node)
+
+    def _own(self, node: fx.Node, args: tuple[object, ...]) -> tuple[Any] | None:
+        """Of our own functions, in a tuple; None for all others."""
+        if node.target in _SKIPPED:
+            return (self._recorded(node),)
+        if node.target is guards.unpack:
+            return (self._recorded(node),)
+        if node.target is guards.check_sizes and any(isinstance(leaf, _Unknown) for leaf in tree_leaves(args)):
+            return (None,)
+        return None
+
+    def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if node.op == "call_module":
+            module = find_module(self.region, str(node.target))
+            if module is None or not _is_stock(module):
+                return self._recorded(node)
+            state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            return functional_call(module, {name: _bare(tensor) for name, tensor in state.items()}, args, kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if _is_code(node.target):
+            return self._recorded(node)
+        if "device" in kwargs or _word(node) in _MAKERS:
+            kwargs = {**kwargs, "device": "meta"}
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _input(self, node: fx.Node) -> object:
+        for user in node.users:
+            if user.target is guards.check_fixed:
+                return user.args[2]
+        recorded = self._recorded(node)
+        if recorded is UNKNOWN and node.args:
+            return node.args[0]
+        return recorded
+
+    def _recorded(self, node: fx.Node) -> Any:
+        info = node.meta.get("tensor") if self.called else None
+        if isinstance(info, tuple):
+            return [_made(item, self.limit) for item in info]
+        return _made(info, self.limit)
+
+    def _measure(self, node: fx.Node, value: object) -> None:
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, Tensor):
+                size = leaf.numel() * leaf.element_size()
+                self.left -= size
+                if size > self.limit or self.left < 0:
+                    raise ArchiveError(
+                        f"it makes a tensor of the shape {tuple(leaf.shape)}, {size} bytes; a file like this may make "
+                        f"{self.limit}, and {IN_ALL} times as much in all."
+                    )
+
+
+_MAKERS = frozenset(
+    ("arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn", "randperm")
+) | {"scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"}
+
+
+def _word(node: fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target.overloadpacket.__name__)
+    return str(target if isinstance(target, str) else getattr(target, "__name__", ""))
+
+
+def _reads_number(node: fx.Node) -> bool:
+    return _word(node) in _READS_VALUES or node.target in (int, float, bool, round)
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Whether a node that takes a number read from a tensor gives one."""
+    module = getattr(node.target, "__module__", "")
+    return module in ("_operator", "math", "builtins") and node.meta.get("tensor") is None
+
+
+def _is_code(function: object) -> bool:
+    """Whether a function is the user's own."""
+    module = str(getattr(function, "__module__", "") or "")
+    return module.partition(".")[0] not in ("torch", "fxquant", "_operator", "math", "builtins", "collections", "")
+
+
+def _is_stock(module: nn.Module) -> bool:
+    known = stock_classes()
+    kinds = {type(part) for part in module.modules() if not isinstance(part, Region)}
+    return all(known.get(f"{kind.__module__}.{kind.__qualname__}") is kind for kind in kinds)
+
+
+def _has_unknown(leaf: object) -> bool:
+    parts = (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
+    return any(isinstance(part, _Unknown) for part in parts)
+
+
+def _bare(value: object) -> Any:
+    return tree_map(lambda leaf: leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf, value)
+
+
+def _infos(node: fx.Node) -> list[TensorInfo]:
+    return [leaf for leaf in tree_leaves(node.meta.get("tensor")) if isinstance(leaf, TensorInfo)]
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def _made(info: object, limit: int) -> object:
+    if isinstance(info, (tuple, list)):
+        return [_made(item, limit) for item in info]
+    if not isinstance(info, TensorInfo):
+        return UNKNOWN
+    if _product(info.shape) * info.dtype.itemsize > limit:
+        raise ArchiveError(f"it records a tensor of the shape {info.shape}.")
+    return torch.empty(info.shape, dtype=info.dtype, device="meta")

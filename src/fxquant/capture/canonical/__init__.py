@@ -1,0 +1,1 @@
+"""Any captured graph in the one form that the passes know."""

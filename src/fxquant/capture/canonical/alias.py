@@ -1,0 +1,99 @@
+"""Which nodes may share memory: views, slices and pass-through ops, told from ATen's own schemas.
+
+Two nodes may share memory if both may be views of something that one node made. What is not known counts as a view.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxquant.ops.table import OpTable
+
+# attributes and methods of a tensor that return plain values
+_NUMBERS = frozenset(("shape", "dtype", "device", "ndim", "size", "dim", "numel", "stride"))
+# kinds of the op table that may return a view of their input, and those that may return the input itself
+
+
+def _schema_aliases(name: str) -> bool | None:
+    """Whether an ATen op of this name returns a view; None if there is no such op."""
+    packet = getattr(torch.ops.aten, name.rstrip("_"), None)
+    if packet is None:
+        return None
+    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    return any(r.alias_info is not None and not r.alias_info.is_write for o in overloads for r in o._schema.returns)
+
+
+def may_alias_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
+    """Whether a node's result may share memory with one of its inputs."""
+    op = ops.of_node(node, root)
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        if op is not None:
+            return op.is_view or op.may_be_input or bool(getattr(module, "inplace", False))
+        return not type(module).__module__.startswith("torch.nn") or bool(getattr(module, "inplace", False))
+    if op is not None and op.may_be_input:
+        return True
+    name = str(getattr(node.target, "__name__", node.target)).split(".")[0]
+    if node.target in (operator.getitem, getattr):
+        return True
+    known = _schema_aliases(name.strip("_") if name.startswith("__") else name)
+    if known is None:
+        return op is None or op.is_view or op.may_be_input
+    return known
+
+
+def _is_plain(node: fx.Node, plain: set[fx.Node]) -> bool:
+    if node.target is getattr and node.args[1] in _NUMBERS:
+        return True
+    if node.op == "call_method" and node.target in _NUMBERS:
+        return True
+    sources = node.all_input_nodes
+    return bool(sources) and node.meta.get("tensor") is None and all(source in plain for source in sources)
+
+
+def may_be_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
+    """Whether a node's result may be one of its inputs, the same tensor and no view of it."""
+    op = ops.of_node(node, root)
+    flattens = "flatten" in str(getattr(node.target, "__name__", node.target)) or node.op == "call_module"
+    fresh = op is not None and op.is_view and not flattens  # x.flatten() is x, if x is flat
+    return not fresh and may_alias_input(node, root, ops)
+
+
+class AliasSets:
+    """The memory that each node may share; without `views`, the tensors that it may be.
+
+    A node that may be a view of several (a container, a call of the user's code) shares memory with each of them, and
+    does not make them share it with one another.
+    """
+
+    def __init__(
+        self, graph: fx.Graph, root: nn.Module, ops: OpTable, mutates: dict[fx.Node, fx.Node], views: bool = True
+    ) -> None:
+        may_join = may_alias_input if views else may_be_input
+        self._origins: dict[fx.Node, frozenset[Any]] = {}  # nodes that made the memory, names of the model's tensors
+        plain: set[fx.Node] = set()  # sizes and other numbers, which share no memory
+        for node in graph.nodes:
+            if _is_plain(node, plain):
+                plain.add(node)
+                self._origins[node] = frozenset()
+                continue
+            sources: list[fx.Node] = []
+            if node in mutates:
+                sources = [mutates[node]]  # an in-place op returns what it mutates
+            elif node.op not in ("placeholder", "get_attr", "output") and node.users and may_join(node, root, ops):
+                sources = node.all_input_nodes
+            made = frozenset((node.target if node.op == "get_attr" else node,))
+            self._origins[node] = frozenset().union(*(self._origins[source] for source in sources)) or made
+
+    def add(self, node: fx.Node, source: fx.Node) -> None:
+        """A new node, which is a tensor that there is already."""
+        self._origins[node] = self._origins[source]
+
+    def of(self, node: fx.Node) -> list[fx.Node]:
+        """All nodes that may share memory with a node, in graph order."""
+        mine = self._origins[node]
+        return [other for other in node.graph.nodes if other is node or not mine.isdisjoint(self._origins[other])]

@@ -1,0 +1,192 @@
+"""In-place ops become out-of-place ones, and what came after reads the result.
+
+    y = relu_(x); z = x + 1     ->     y = relu(x); z = y + 1
+
+That is right only if nothing else shares x's memory and is read later. Where something does, and for mutation that
+has no out-of-place twin (`x[i] = y`, `copy_`), the mutation stays and every node that may share that memory gets
+`meta["mutated"] = True`, so that annotate leaves it in float.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from fxquant.capture.canonical.alias import AliasSets
+from fxquant.capture.guards import apply_in_place
+from fxquant.graph.nodes import TensorInfo
+from fxquant.graph.region import Region
+from fxquant.ops.table import OPS, OpTable
+
+
+def functionalize(region: Region, ops: OpTable = OPS) -> Region:
+    """Rewrite the region's in-place ops; its modules lose their `inplace` flag."""
+    graph = region.graph
+    for node in graph.nodes:
+        if node.target in _OPERATORS and isinstance(node.args[0], fx.Node) and not _is_tensor(node.args[0]):
+            node.target = _OPERATORS[node.target]  # `n += 1` on a size makes a new number
+    mutates = {node: target for node in graph.nodes if (target := _mutated(node, region, ops)) is not None}
+    if mutates:
+        sets = AliasSets(graph, region, ops, mutates)
+        same = AliasSets(graph, region, ops, mutates, views=False)
+        order = {node: i for i, node in enumerate(graph.nodes)}
+        plans = {node: _is_private(node, mutates, same if _is_view(node, ops) else sets, order) for node in mutates}
+        for node in mutates:
+            _rewrite(node, region, ops, plans[node], sets)
+    for node in mutates:
+        if node.op == "call_module":
+            cast(Any, region.get_submodule(str(node.target))).inplace = False
+    graph.lint()
+    region.recompile()
+    return region
+
+
+def _mutated(node: fx.Node, region: Region, ops: OpTable) -> fx.Node | None:
+    """The node whose tensor a node changes; None for pure ops."""
+    first = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
+    if not isinstance(first, fx.Node):
+        return None
+    if node.op == "call_module":
+        module = region.get_submodule(str(node.target))
+        stock = type(module).__module__.startswith("torch.nn")
+        return first if stock and getattr(module, "inplace", False) is True else None
+    if node.op == "call_method":
+        name = str(node.target)
+        return first if (name.endswith("_") and not name.startswith("__")) or name.startswith("__i") else None
+    if node.op != "call_function":
+        return None
+    if isinstance(node.target, torch._ops.OpOverload):
+        return first if node.target._schema.is_mutable else None
+    name = str(getattr(node.target, "__name__", ""))
+    in_place = node.target in (operator.setitem, *_OPERATORS) or ops.out_of_place(node.target) is not None
+    if in_place or (name.endswith("_") and hasattr(torch.Tensor, name)) or _inplace_flag(node):
+        return first
+    return None
+
+
+_OPERATORS = {
+    getattr(operator, "i" + name): getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor")
+    if hasattr(operator, "i" + name)
+} | {operator.iand: operator.and_, operator.ior: operator.or_}
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    if "tensor" in node.meta:
+        return isinstance(node.meta["tensor"], TensorInfo)
+    return node.target not in ("size", "dim", "numel", "ndimension", getattr)
+
+
+def _inplace_position(target: Any) -> int | None:
+    try:
+        names = list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        return None
+    return names.index("inplace") if "inplace" in names else None
+
+
+def _inplace_flag(node: fx.Node) -> bool:
+    position = _inplace_position(node.target)
+    if position is None:
+        return False
+    value = node.args[position] if position < len(node.args) else node.kwargs.get("inplace", False)
+    return value is True
+
+
+def _is_view(node: fx.Node, ops: OpTable) -> bool:
+    """Whether an in-place op changes how a tensor sees its memory, not what is in it: `x.t_()`."""
+    op = ops.of(node.target)
+    return op is not None and op.is_view
+
+
+def _is_private(node: fx.Node, mutates: dict[fx.Node, fx.Node], sets: AliasSets, order: dict[fx.Node, int]) -> bool:
+    """Whether no other node that may share the mutated memory was made before and is read afterwards."""
+    at, target = order[node], mutates[node]
+    for other in sets.of(target):
+        if other.op == "get_attr":
+            return False  # state of the model: the mutation is meant to stay
+        # results of earlier in-place ops on the same tensor are that tensor
+        if _source(other, mutates) is _source(target, mutates) or order[other] >= at:
+            continue
+        if any(order[user] > at for user in other.users):
+            return False
+    return True
+
+
+def _source(node: fx.Node, mutates: dict[fx.Node, fx.Node]) -> fx.Node:
+    while node in mutates and node.target is not operator.setitem:
+        node = mutates[node]
+    return node
+
+
+def _rewrite(node: fx.Node, region: Region, ops: OpTable, private: bool, sets: AliasSets) -> None:
+    target = cast(fx.Node, node.args[0] if node.args else next(iter(node.kwargs.values())))
+    twin = _twin(node, ops) if _keeps_dtype(node, target) else None
+    graph = node.graph
+    if twin is not None and private:
+        twin(node)
+        after = _after(node)
+        target.replace_all_uses_with(node, delete_user_cb=lambda user: user in after)
+        return
+    for other in sets.of(target):
+        other.meta["mutated"] = True
+    if node.target is operator.setitem:
+        return
+    if twin is not None and not isinstance(node.target, torch._ops.OpOverload) and not _is_view(node, ops):
+        twin(node)
+        with graph.inserting_after(node):
+            write = graph.call_function(apply_in_place, (target, "copy_", node))
+        sets.add(write, target)
+        write.meta = dict(node.meta)
+        node.replace_all_uses_with(write, delete_user_cb=lambda user: user is not write)
+    elif not isinstance(node.target, torch._ops.OpOverload):
+        name = str(getattr(node.target, "__name__", node.target))
+        name = f"__{name}__" if node.target in _OPERATORS else name
+        with graph.inserting_before(node):
+            write = graph.call_function(apply_in_place, (node.args[0], name, *node.args[1:]), node.kwargs)
+        sets.add(write, target)
+        write.meta = dict(node.meta)
+        node.replace_all_uses_with(write)
+        graph.erase_node(node)
+
+
+def _after(node: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    current = node.next
+    while current.op != "root":
+        found.add(current)
+        current = current.next
+    return found
+
+
+def _keeps_dtype(node: fx.Node, target: fx.Node) -> bool:
+    """In place, the result keeps the dtype of the left operand; out of place, it would be promoted."""
+    mine = target.meta.get("tensor")
+    infos = [other.meta.get("tensor") for other in node.all_input_nodes if other is not target]
+    floats = {info.dtype for info in infos if isinstance(info, TensorInfo) and info.is_float}
+    return not isinstance(mine, TensorInfo) or floats <= {mine.dtype}
+
+
+def _twin(node: fx.Node, ops: OpTable) -> Callable[[fx.Node], None] | None:
+    """A function that turns the node into its out-of-place twin; None if there is none."""
+    if node.op == "call_module":
+        return lambda n: None  # the flag of the module is cleared at the end
+    out = ops.out_of_place(node.target) or _OPERATORS.get(node.target)
+    if out is None and node.op == "call_method" and callable(getattr(torch.Tensor, str(node.target)[:-1], None)):
+        out = str(node.target)[:-1]
+    if out is not None:
+        return lambda n: setattr(n, "target", out)
+    position = _inplace_position(node.target) if node.op == "call_function" else None
+    if position is None:
+        return None
+
+    def drop_flag(n: fx.Node) -> None:
+        n.args = (*n.args[:position], False, *n.args[position + 1 :]) if position < len(n.args) else n.args
+        n.kwargs = {key: value for key, value in n.kwargs.items() if key != "inplace"}
+
+    return drop_flag

@@ -1,0 +1,1 @@
+"""Graphs by `torch.export`."""

@@ -1,0 +1,115 @@
+"""The example run of a model: what it computes in each mode, what its submodules are called with, what it changes.
+
+A run is made when it is first asked for, and once: all rungs of the ladder compare with the same outputs. The model is
+run as a clone that is left as it was, on copies of the inputs, from a fixed seed. What the code of the model reaches is
+followed once, too (`Ground`), for this model and for its parts.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxquant.capture.compare import call, difference, evaluating, run, untouched
+from fxquant.capture.piecewise.calls import Calls, record_calls
+from fxquant.capture.reasons import Cause
+from fxquant.capture.source_lines import locate, reason
+from fxquant.capture.untouched.snapshot import Ground, Snapshot
+from fxquant.errors import CaptureError
+from fxquant.graph.clone_tree import clone_tree
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a graph is compared with. `evaluated`: the model takes the example inputs in eval mode only."""
+
+    outputs: object
+    evaluated: bool
+
+
+class Recording:
+    """The runs of a model on one set of example inputs; see above."""
+
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ground: Ground | None = None
+    ) -> None:
+        self.model, self.args, self.kwargs = model, args, kwargs
+        self.ground = Ground(model) if ground is None else ground
+        self._outputs: dict[bool, object] = {}
+        self._failure: CaptureError | None = None
+
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run this model, a copy or a part of it, or a graph of one, and leave it as it was."""
+        return run(model, args, kwargs, self.ground)
+
+    def untouched(self, model: nn.Module) -> AbstractContextManager[Snapshot]:
+        """Put back at the end what the code of such a model may have written to."""
+        return untouched(model, self.ground)
+
+    def reference(self) -> Reference:
+        """The outputs of the model in its own mode; raise if it fails, or if a call depends on those before."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._reference
+        except CaptureError as error:
+            self._failure = error
+            raise
+
+    @functools.cached_property
+    def _reference(self) -> Reference:
+        model = clone_tree(self.model)
+        try:
+            return self._run_twice(model)
+        except CaptureError:
+            raise
+        except Exception as error:
+            where, _ = locate(error, model)
+            raise CaptureError(
+                f"the model itself fails on the example inputs: {reason(error)} At {where}. Pass others."
+            ) from error
+
+    def _run_twice(self, model: nn.Module) -> Reference:
+        """Run a clone of the model; once more if that changed attributes, since calls have to be independent."""
+        evaluated = False
+        with self.untouched(model) as before:
+            try:
+                theirs = call(model, self.args, self.kwargs)
+            except Exception:
+                # a batch of one cannot go through batch norm in train mode, yet is a fair example
+                evaluated = any(module.training for module in model.modules())
+                if not evaluated:
+                    raise
+                before.restore()
+                model.eval()
+                theirs = call(model, self.args, self.kwargs)
+            kept = before.changed()
+            if kept:
+                before.restore_buffers()  # a graph can hold these
+                torch.manual_seed(0)
+                if found := difference(call(model, self.args, self.kwargs), theirs):
+                    path, names = next(iter(kept.items()))
+                    why = Cause.DEPENDS_ON_STATE.because(name=names[0], found=found)
+                    raise CaptureError(f"{why.text}. A graph cannot hold that.", why=why, path=path)
+        if evaluated or not self.model.training:
+            self._outputs[False] = theirs
+        return Reference(theirs, evaluated)
+
+    def evaluated_outputs(self) -> object:
+        """The outputs of the model in eval mode."""
+        if False not in self._outputs:
+            model = clone_tree(self.model)
+            with evaluating(model):
+                self._outputs[False] = self.run(model, self.args, self.kwargs)
+        return self._outputs[False]
+
+    def watched(self, tree: nn.Module) -> Calls:
+        """Run a clone of the model, with an eye on its submodules and weights."""
+        calls = record_calls(tree, self.args, self.kwargs, self.ground)
+        self._outputs.update(calls.outputs)
+        return calls

@@ -1,0 +1,105 @@
+"""Where things come from: the modules around a node, and the line of the user's code.
+
+`set_origins` replaces what torch left in `node.meta` (module stacks, stack traces, fake tensors) by two plain values,
+`scope` and `where`. `locate` finds the user's line, module and class behind an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxquant.errors import Reason
+from fxquant.graph.encode import META_KEYS
+from fxquant.graph.paths import class_name
+
+# frames of these packages are machinery, not the user's code
+_OURS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+Scope = tuple[tuple[str, str], ...]
+
+
+def set_origins(graph: fx.Graph, root: nn.Module) -> None:
+    """Leave only `META_KEYS` in the nodes' meta: `scope` and `where` from what torch recorded, and what is ours."""
+    paths = {id(module): path for path, module in root.named_modules()}
+    for node in graph.nodes:
+        meta = {key: node.meta[key] for key in META_KEYS if key in node.meta}
+        meta["scope"] = _scope(node.meta.get("nn_module_stack") or {}, root, paths)
+        meta["where"] = _where(node.stack_trace or "")
+        node.meta = meta
+
+
+def _scope(stack: Mapping[str, Any], root: nn.Module, paths: Mapping[int, str]) -> Scope:
+    entries: list[tuple[str, str]] = [("", class_name(type(root)))]
+    for path, cls in stack.values():
+        path = str(path).split("@")[0].removeprefix("L['self'].")
+        name = cls if isinstance(cls, str) else class_name(cls)
+        try:
+            module = root.get_submodule(path)
+        except AttributeError:
+            if path.startswith("_empty_nn_module_stack"):
+                continue
+        else:
+            # a module at several paths goes by the first; export's string may not be the qualified name
+            path, name = paths[id(module)], class_name(type(module))
+        if path != entries[-1][0]:
+            entries.append((path, name))
+    return tuple(entries)
+
+
+def _where(trace: str) -> str:
+    for file, line in reversed(_FRAME.findall(trace)):
+        if is_users(file):
+            return f"{file}:{line}"
+    return ""
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file is neither torch's nor ours."""
+    return not file.startswith((*_OURS, "<", "torch/")) and "importlib" not in file
+
+
+def locate(error: BaseException, root: nn.Module) -> tuple[str, str]:
+    """("file.py:12 in forward of module 'x.y' (Class)", "x.y") behind an exception.
+
+    Where no line is known it is that of the root's forward.
+    """
+    paths = {id(module): path for path, module in root.named_modules()}
+    line, module, path = "", "", ""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_users(code.co_filename):
+            line = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+            owner = trace.tb_frame.f_locals.get("self")
+            if id(owner) in paths:
+                path = paths[id(owner)]
+                module = f" of module {path!r} ({type(owner).__name__})" if path else f" of {type(owner).__name__}"
+        trace = trace.tb_next
+    return line + module if line else forward_line(root), path
+
+
+def forward_line(root: nn.Module) -> str:
+    """Where the model's own forward begins; an empty string if that is not the user's code."""
+    code = getattr(type(root).forward, "__code__", None)
+    if code is None or not is_users(code.co_filename):
+        return ""
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
+
+
+def reason_of(error: BaseException) -> Reason:
+    """Say why an exception was raised: what it brings along, or its message."""
+    why = getattr(error, "why", None)
+    return why if isinstance(why, Reason) else Reason(reason(error))
+
+
+def reason(error: BaseException) -> str:
+    """Give the first lines of an exception's message, on one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) < 400 else text[:400] + " ..."

@@ -1,0 +1,1 @@
+"""Graphs by running `forward` on proxies."""

@@ -1,0 +1,147 @@
+"""What can hold state in Python, and how each kind is read, compared and put back."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import operator
+import types
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KEPT = "_tensor_constant"  # begins the names of what a trace adds to its root
+
+
+class Kind:
+    """How one kind of holder is read, compared and put back."""
+
+    def __init__(
+        self,
+        take: Callable[[Any], Any],
+        same: Callable[[Any, Any], bool],
+        put: Callable[[Any, Any], None],
+        items: Callable[[Any], Any] = lambda state: (),
+    ) -> None:
+        self.take, self.same, self.put, self.items = take, same, put, items
+
+
+def _same_items(a: Collection[object], b: Collection[object]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))
+
+
+def _read_table(table: dict[Any, Any]) -> dict[Any, Any]:
+    """What a dict holds, past the methods of its own class: those may make something up, or fail."""
+    keys = collections.OrderedDict.keys(table) if isinstance(table, collections.OrderedDict) else dict.keys(table)
+    return {key: dict.__getitem__(table, key) for key in keys}
+
+
+def _same_table(table: dict[Any, Any], state: dict[Any, Any]) -> bool:
+    held = table if type(table) is dict else _read_table(table)
+    return _same_items(held, state) and _same_items(held.values(), state.values())
+
+
+def _put_table(table: dict[Any, Any], state: dict[Any, Any]) -> None:
+    base = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
+    base.clear(table)
+    for key, value in state.items():
+        base.__setitem__(table, key, value)
+
+
+def _put_module(table: dict[str, Any], state: dict[str, Any]) -> None:
+    for name in [name for name in table if name not in state and not name.startswith(KEPT)]:
+        del table[name]
+    table.update(state)
+
+
+def _put_list(value: list[Any], state: list[Any]) -> None:
+    list.__setitem__(value, slice(None), state)
+
+
+def _put_set(value: set[Any], state: set[Any]) -> None:
+    set.clear(value)
+    set.update(value, state)
+
+
+def _deque(value: collections.deque[Any]) -> list[Any]:
+    return list(collections.deque.__iter__(value))
+
+
+def _put_deque(value: collections.deque[Any], state: list[Any]) -> None:
+    collections.deque.clear(value)
+    collections.deque.extend(value, state)
+
+
+def _read_cell(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # empty
+        return ()
+
+
+def _put_cell(cell: types.CellType, state: tuple[Any, ...]) -> None:
+    if state:
+        cell.cell_contents = state[0]
+    else:
+        del cell.cell_contents
+
+
+def slots_of(cls: type) -> list[Any]:
+    """The slots of a class and of those that it derives from."""
+    found = (vars(base).get(name) for base in cls.__mro__ for name in _slot_names(base))
+    return [slot for slot in found if isinstance(slot, types.MemberDescriptorType)]
+
+
+def _slot_names(base: type) -> Iterator[str]:
+    names = vars(base).get("__slots__", ())
+    yield from (names,) if isinstance(names, str) else names
+
+
+def _read_slots(value: Any) -> dict[Any, Any]:
+    state = {}
+    for slot in slots_of(type(value)):
+        with contextlib.suppress(AttributeError):  # not set
+            state[slot] = slot.__get__(value)
+    return state
+
+
+def _put_slots(value: Any, state: dict[Any, Any]) -> None:
+    for slot in _read_slots(value):
+        if slot not in state:
+            slot.__delete__(value)
+    for slot, item in state.items():
+        slot.__set__(value, item)
+
+
+def _put_tensor(value: Tensor, state: Tensor) -> None:
+    with torch.no_grad():
+        if value.shape != state.shape:
+            value.resize_(state.shape)
+        value.copy_(state)
+
+
+def _put_array(value: Any, state: Any) -> None:
+    if value.flags.writeable:
+        value[...] = state
+
+
+TABLE = Kind(_read_table, _same_table, _put_table, lambda state: (*state, *state.values()))
+MODULE = Kind(dict, _same_table, _put_module)
+LIST = Kind(list.copy, lambda a, b: _same_items(list.copy(a), b), _put_list, lambda state: state)
+SET = Kind(set.copy, lambda a, b: set.copy(a) == b, _put_set, lambda state: state)
+DEQUE = Kind(_deque, lambda a, b: _same_items(_deque(a), b), _put_deque, lambda state: state)
+CELL = Kind(_read_cell, lambda cell, state: _same_items(_read_cell(cell), state), _put_cell, lambda state: state)
+SLOTS = Kind(_read_slots, lambda a, b: _same_table(_read_slots(a), b), _put_slots, lambda state: state.values())
+TENSOR = Kind(lambda t: t.detach().clone(), torch.equal, _put_tensor)
+ARRAY = Kind(lambda a: a.copy(), lambda a, b: a.tobytes() == b.tobytes(), _put_array)
+CACHE = Kind(lambda f: f.cache_info().misses, lambda f, n: f.cache_info().misses == n, lambda f, _: f.cache_clear())
+RANDOM = Kind(lambda g: g.get_state(), lambda g, s: torch.equal(g.get_state(), s), lambda g, s: g.set_state(s))
+PYTHON_RANDOM = Kind(lambda r: r.getstate(), lambda r, s: r.getstate() == s, lambda r, s: r.setstate(s))
+CONTAINERS = (
+    (dict, TABLE),
+    (list, LIST),
+    (set, SET),
+    (collections.deque, DEQUE),
+)

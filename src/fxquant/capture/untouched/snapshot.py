@@ -1,0 +1,273 @@
+"""The Python state that a call of a model may write to, as it is now, and back again.
+
+Followed from the modules: plain attributes, what is in lists, dicts, sets and objects of the user's classes, tensors
+that are no parameters, closures, class attributes, and the globals that the code names (`graph.reach`). A result that
+`lru_cache` keeps cannot be taken back, so a cache that took in something is cleared.
+
+Most of that hangs on code, which all runs of one model share: a `Ground` follows it once, and the snapshots that are
+taken on it follow attributes only.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import random
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxquant.capture.untouched.holders import (
+    ARRAY,
+    CACHE,
+    CELL,
+    CONTAINERS,
+    KEPT,
+    MODULE,
+    PYTHON_RANDOM,
+    RANDOM,
+    SET,
+    SLOTS,
+    TABLE,
+    TENSOR,
+    Kind,
+    slots_of,
+)
+from fxquant.graph import torch_compat
+from fxquant.graph.reach import ATOMS, Reach, is_foreign, is_missing
+from fxquant.graph.region import user_class
+
+_INTERNAL = frozenset(nn.Module().__dict__)  # tables that torch keeps on modules
+_NO_SUBMODULE = (("", ""),)
+_CODE = (types.FunctionType, type, types.ModuleType)
+_HOLDERS = (types.SimpleNamespace, collections.UserDict, collections.UserList, weakref.WeakKeyDictionary)
+
+
+Record = tuple[Any, Any, Kind, int]  # (what, its state, how to treat it, root)
+
+
+class Snapshot:
+    """What is reachable from a model, as it was when this was made; with `code_only`, from its classes alone.
+
+    `ground` knows what the code of the model reaches, which is as it was when the ground was taken.
+    """
+
+    def __init__(self, model: nn.Module, *, code_only: bool = False, ground: Ground | None = None) -> None:
+        self._ground = ground
+        self._seen: dict[int, Any] = {}
+        self._records: list[Record] = []
+        self._bindings: list[tuple[Any, str, Any]] = []
+        self._labels: dict[int, list[tuple[str, str]]] = {}  # root -> the module attributes that lead there
+        self._empty: list[Any] = []  # tables of modules that had nothing in them
+        self._classes: set[type] = set()
+        self._root = 0
+        self._roots: dict[int, int] = {}
+        self._pending: list[tuple[Any, int]] = []
+        self._reach = Reach(self._visit, lambda holder, name, value: self._bindings.append((holder, name, value)))
+        for path, module in model.named_modules():
+            if code_only:  # the modules themselves are not put back, also where code reaches them
+                self._seen[id(module.__dict__)] = self._seen[id(module)] = module
+                for table in (module._parameters, module._buffers):
+                    self._seen.update((id(tensor), tensor) for tensor in table.values() if tensor is not None)
+                self._enter_class(user_class(module))
+            else:
+                self._enter_module(path, module)
+        self._own = len(self._records)  # the first ones are the tables of the modules themselves
+        self._drain()
+
+    def restore(self) -> None:
+        """Everything as it was."""
+        for what, state, kind, _ in self._all_records():
+            if not kind.same(what, state):
+                kind.put(what, state)
+        for table in self._empty:
+            if table:
+                table.clear()
+        for holder, name, value in (*self._bindings, *(self._ground.bindings if self._ground is not None else ())):
+            if isinstance(holder, dict):
+                _rebind(holder, name, value)
+            elif vars(holder).get(name) is not value:
+                with contextlib.suppress(AttributeError, TypeError):
+                    setattr(holder, name, value)
+
+    def _all_records(self) -> Iterator[Record]:
+        """The records of this snapshot, and those of its ground that it does not have itself."""
+        yield from self._records
+        if self._ground is not None:
+            yield from (record for record in self._ground.records if id(record[0]) not in self._seen)
+
+    def restore_buffers(self) -> None:
+        """Tensors as they were; what Python keeps stays."""
+        tables = {id(what["_buffers"]) for what, _, kind, _ in self._all_records() if kind is MODULE}
+        for what, state, kind, _ in self._all_records():
+            if (kind is TENSOR or id(what) in tables) and not kind.same(what, state):
+                kind.put(what, state)
+
+    def changed(self) -> dict[str, list[str]]:
+        """The attributes behind which something is not as it was, by module path; torch's own tables aside."""
+        found: dict[str, list[str]] = {}
+        for what, state, kind, root in self._all_records():
+            if kind is MODULE:
+                names = [n for n in {**state, **what} if n != "training" and not n.startswith(KEPT)]
+                changes = [n for n in names if what.get(n, self) is not state.get(n, self)]
+                labels = [(path, n) for path, _ in self._labels.get(id(what), _NO_SUBMODULE) for n in changes]
+            elif kind in (TENSOR, CACHE) or root not in self._labels or kind.same(what, state):
+                continue
+            else:
+                labels = self._labels[root]
+            for path, name in labels:
+                if name not in found.setdefault(path, []):
+                    found[path].append(name)
+        return {path: names for path, names in found.items() if names}
+
+    def _enter_module(self, path: str, module: nn.Module) -> None:
+        table = module.__dict__
+        if id(table) in self._seen or torch_compat.is_scripted(module):
+            return
+        self._seen[id(table)] = self._seen[id(module)] = module
+        self._records.append((table, dict(table), MODULE, 0))
+        self._labels[id(table)] = [(path, "")]
+        for name, value in table.items():
+            if type(value) in ATOMS or (type(value) is tuple and ATOMS.issuperset(map(type, value))):
+                continue
+            if name in _INTERNAL:
+                self._enter_table(name, value)
+            elif not name.startswith("_fxquant"):
+                root = id(value)
+                self._labels.setdefault(self._roots.get(root, root), []).append((path, name))
+                self._pending.append((value, root))
+        self._enter_class(user_class(module))
+
+    def _enter_class(self, cls: type) -> None:
+        if cls not in self._classes:
+            self._classes.add(cls)
+            if not self._is_followed(cls):
+                self._reach.enter_class(cls)
+
+    def _is_followed(self, code: object) -> bool:
+        return self._ground is not None and self._ground.knows(code)
+
+    def _enter_table(self, name: str, table: Any) -> None:
+        """A table that torch keeps on a module. Most are empty, and the children are entered by themselves."""
+        if not table:
+            self._empty.append(table)
+            return
+        kind = TABLE if isinstance(table, dict) else SET
+        self._records.append((table, kind.take(table), kind, 0))
+        if name not in ("_parameters", "_modules"):
+            self._pending += [(value, 0) for value in (table.values() if isinstance(table, dict) else ())]
+
+    def _visit(self, value: Any) -> None:
+        if type(value) not in ATOMS:
+            self._pending.append((value, self._root))
+
+    def _drain(self) -> None:
+        while self._pending:
+            value, root = self._pending.pop()
+            if id(value) in self._seen or (isinstance(value, _CODE) and self._is_followed(value)):
+                continue
+            self._seen[id(value)] = value  # kept alive, so that its id stays its own
+            self._root, self._roots[id(value)] = root, root
+            self._enter(value, type(value))
+
+    def _enter(self, value: Any, cls: type) -> None:
+        if isinstance(value, nn.Module):  # one that is no submodule
+            for module in value.modules():
+                self._enter_module("", module)
+        elif isinstance(value, Tensor):
+            self._add_tensor(value)
+        elif isinstance(value, (tuple, frozenset)):
+            for item in value:
+                self._visit(item)
+        elif (kind := next((k for base, k in CONTAINERS if isinstance(value, base)), None)) is not None:
+            self._add(value, kind)
+        elif isinstance(value, types.FunctionType):
+            self._enter_function(value)
+        elif isinstance(value, types.MethodType):
+            self._visit(value.__self__)
+            self._visit(value.__func__)
+        elif isinstance(value, functools.partial):
+            for item in (value.func, *value.args, *value.keywords.values()):
+                self._visit(item)
+        elif isinstance(value, type):
+            self._enter_class(value)
+        elif isinstance(value, types.ModuleType):
+            self._reach.enter_module(value)
+        elif hasattr(cls, "cache_info") and hasattr(cls, "cache_clear"):
+            self._add(value, CACHE)
+            self._visit(value.__wrapped__)
+        elif cls.__module__ == "numpy" and cls.__name__ == "ndarray":
+            self._add(value, ARRAY)
+        elif isinstance(value, (torch.Generator, random.Random)):
+            self._add(value, RANDOM if isinstance(value, torch.Generator) else PYTHON_RANDOM)
+        elif not is_foreign(cls.__module__) or isinstance(value, _HOLDERS):
+            self._enter_object(value, cls)
+
+    def _enter_object(self, value: Any, cls: type) -> None:
+        table = getattr(value, "__dict__", None)
+        if isinstance(table, dict):
+            self._visit(table)
+        if slots_of(cls):
+            self._add(value, SLOTS)
+        self._enter_class(cls)
+
+    def _enter_function(self, function: types.FunctionType) -> None:
+        if is_foreign(function.__module__):
+            return
+        self._visit(function.__dict__)
+        for cell in function.__closure__ or ():
+            self._add(cell, CELL)
+        wrapped = function.__dict__.get("__wrapped__")
+        if wrapped is not None:
+            self._visit(wrapped)
+        self._reach.enter_function(function)
+
+    def _add_tensor(self, value: Tensor) -> None:
+        dense = value.layout is torch.strided and not value.is_quantized and not value.is_meta
+        if type(value) is Tensor and dense:
+            self._add(value, TENSOR)
+
+    def _add(self, value: Any, kind: Kind) -> None:
+        state = kind.take(value)
+        self._records.append((value, state, kind, self._root))
+        for item in kind.items(state):
+            self._visit(item)
+
+
+class Ground:
+    """What the code of a model and its parts reaches, followed once; for snapshots while nothing else changes it.
+
+    The tables of the model's own modules are not part of it: each snapshot has those of its own tree.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._snapshot = Snapshot(model)
+        self.records = self._snapshot._records[self._snapshot._own :]
+        self.bindings = self._snapshot._bindings
+
+    def knows(self, code: object) -> bool:
+        """Whether a function, class or module was followed."""
+        return id(code) in self._snapshot._seen or code in self._snapshot._classes
+
+
+def _rebind(table: dict[str, Any], name: str, value: Any) -> None:
+    if is_missing(value):
+        table.pop(name, None)
+    elif table.get(name) is not value:
+        table[name] = value
+
+
+@contextlib.contextmanager
+def left_as_it_was(model: nn.Module, *, code_only: bool = False) -> Iterator[None]:
+    """Whatever is done to what a model reaches, by its own code too, is undone at the end."""
+    before, state = Snapshot(model, code_only=code_only), random.getstate()
+    try:
+        yield
+    finally:
+        before.restore()
+        random.setstate(state)

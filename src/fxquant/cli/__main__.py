@@ -1,0 +1,5 @@
+"""`python -m fxquant.cli`."""
+
+from fxquant.cli import app
+
+app()

@@ -1,0 +1,92 @@
+"""What the commands share: options, how results are printed, and errors as one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+OUT_OF_TOLERANCE = 3  # the exit code of work that was done, with a result that is not good enough
+
+
+def _engines() -> list[str]:
+    return ["native", "onednn", "onnxruntime", "openvino", "reference", "auto"]
+
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
+File = Annotated[Path, typer.Argument(help="A file that fxquant.save wrote.")]
+Float = Annotated[str | None, typer.Option("--model", help="package.module:function that gives the float model.")]
+NeededFloat = Annotated[str, typer.Option("--model", help="package.module:function that gives the float model.")]
+Data = Annotated[str | None, typer.Option(help="package.module:function that gives batches; one is used.")]
+NeededData = Annotated[str, typer.Option(help="package.module:function that gives batches.")]
+EngineName = Annotated[str | None, typer.Option(help="What is to run the model.", autocompletion=_engines)]
+Workers = Annotated[int, typer.Option(min=1, help="Trials at a time.")]
+
+
+@contextmanager
+def one_line(debug: bool) -> Iterator[None]:
+    """An error as a line with what to do, unless the traceback is asked for. The exit code is 1."""
+    from fxquant.errors import FxQuantError
+
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except FxQuantError as error:
+        if debug:
+            raise
+        _fail(str(error))
+    except Exception as error:  # of the user's functions, of files, of what is not installed
+        if debug:
+            raise
+        text = " ".join(str(error).split()) or "no message"
+        _fail(f"{type(error).__name__}: {text} (--debug shows where)")
+
+
+def _fail(text: str) -> None:
+    typer.echo(f"fxquant: {text}", err=True)
+    raise typer.Exit(code=1) from None
+
+
+def print_result(result: Any, as_json: bool) -> None:
+    """A result as text, or its `to_dict` as JSON."""
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        typer.echo(str(result))
+
+
+def print_json(value: object) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=1))
+
+
+def load_model(path: Path, model: str | None) -> nn.Module:
+    """A saved model, with what a float model by name adds to the file."""
+    from fxquant.api import load
+    from fxquant.config_file.named import find_named
+
+    return load(path, None if model is None else find_named(model, "--model")())
+
+
+def float_model(model: str) -> nn.Module:
+    """The float model that a function gives, ready to run."""
+    from fxquant.config_file.named import find_named
+
+    made: nn.Module = find_named(model, "--model")()
+    return made.eval()
+
+
+def batches(data: str) -> Any:
+    """The batches that a function gives."""
+    from fxquant.config_file.named import find_named
+
+    return find_named(data, "--data")()

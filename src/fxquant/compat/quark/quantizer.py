@@ -1,0 +1,106 @@
+"""Quark's flow: quantize, train, freeze, export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxquant.capture.canonical.as_plain import as_plain
+from fxquant.compat.quark.config import QConfig
+from fxquant.export.encodings import export_json
+from fxquant.export.onnx.export import export_onnx as _export_onnx
+from fxquant.flows.calibrate import as_example, calibrate, peek
+from fxquant.graph.own import copy_model
+from fxquant.graph.region import Stage, regions, stage_of
+from fxquant.quantize_fx import convert_fx, freeze, prepare_qat_fx
+
+
+class ModelQuantizer:
+    """Quark's flow: `quantize_model`, then training as usual if wanted, then `freeze`."""
+
+    def __init__(self, config: QConfig) -> None:
+        self.config = config
+
+    def quantize_model(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> nn.Module:
+        """A model that simulates the quantized one, and trains. Without data its ranges come from training.
+
+        `model` is a module, or what `torch.export` made of one (`.module()`). It is not changed.
+        """
+        model = as_plain(model, "quantize_model", training=False)
+        trained = copy_model(model).train()
+        rule, target = self.config.rule(training=True), self.config.target()
+        if dataloader is None or (isinstance(dataloader, Sequence) and not dataloader):
+            return prepare_qat_fx(trained, rule, target=target)
+        batch, dataloader = peek(dataloader)
+        args, kwargs = as_example(batch, model)
+        args = _rows_as_exported(model, args)
+        prepared = prepare_qat_fx(trained, rule, args, example_kwargs=kwargs or None, target=target)
+        return calibrate(prepared.eval(), dataloader)
+
+    def freeze(self, model: nn.Module) -> nn.Module:
+        """The model as it will run on the device: batch norms folded, scales fixed, shifts inside their limits."""
+        return freeze(model)
+
+
+def _rows_as_exported(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """As many rows of a batch as the program was exported with: its own module takes no others."""
+    if not isinstance(model, fx.GraphModule):
+        return args
+    shown = [node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder"]
+    rows = {val.shape[0] for val in shown if isinstance(val, torch.Tensor) and val.dim()}
+    fixed = [size for size in rows if isinstance(size, int)]
+    if len(fixed) != 1:
+        return args
+    return tuple(arg[: fixed[0]] if isinstance(arg, torch.Tensor) and arg.dim() else arg for arg in args)
+
+
+@dataclass(frozen=True)
+class JsonExporterConfig:
+    """That a JSON file with the scales of all tensors is written beside the model."""
+
+
+@dataclass(frozen=True)
+class OnnxExporterConfig:
+    """Settings of the ONNX file."""
+
+
+@dataclass(frozen=True)
+class ExporterConfig:
+    """What is exported."""
+
+    json_export_config: JsonExporterConfig | None = None
+    onnx_export_config: OnnxExporterConfig = OnnxExporterConfig()
+
+
+class ModelExporter:
+    """Writes files into a directory: `quark_model.onnx`, and `quark_model.json` if the config asks for it."""
+
+    def __init__(self, config: ExporterConfig | None = None, export_dir: str | Path = ".") -> None:
+        self.config = config or ExporterConfig()
+        self.export_dir = Path(export_dir)
+
+    def export_onnx_model(self, model: nn.Module, input_args: torch.Tensor | tuple[Any, ...]) -> Path:
+        """Write a frozen, trained or converted model as ONNX."""
+        path = export_onnx(model, input_args, self.export_dir)
+        if self.config.json_export_config is not None:
+            export_json(_converted(model), path.with_suffix(".json"))
+        return path
+
+
+def export_onnx(model: nn.Module, input_args: torch.Tensor | tuple[Any, ...], output_dir: str | Path = ".") -> Path:
+    """Write a frozen, trained or converted model as `quark_model.onnx` into a directory."""
+    path = Path(output_dir) / "quark_model.onnx"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    args = input_args if isinstance(input_args, tuple) else (input_args,)
+    _export_onnx(_converted(model), path, args)
+    return path
+
+
+def _converted(model: nn.Module) -> nn.Module:
+    converted = all(stage_of(region) is Stage.CONVERTED for _, region in regions(model))
+    return model if converted else convert_fx(model, engine="reference")

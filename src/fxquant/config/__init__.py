@@ -1,0 +1,1 @@
+"""What users ask for, as values: specs, qconfigs, rules, custom configs, targets."""

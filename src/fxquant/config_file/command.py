@@ -1,0 +1,81 @@
+"""What `fxquant quantize` does: a file and functions by name in, a saved model out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxquant.config_file.named import find_named
+from fxquant.config_file.quantization import Quantization
+from fxquant.config_file.quantized_model import QuantizedModel
+from fxquant.config_file.read import read_conf
+from fxquant.config_file.template import template
+from fxquant.errors import ConfigError
+from fxquant.files import replacing
+from fxquant.insight.forecast import Forecast, forecast
+from fxquant.targets.file import find_target
+from fxquant.tuning.executors import Processes
+
+
+def quantize_by_file(
+    conf: Path,
+    *,
+    model: str,
+    output: Path,
+    calibration: str | None = None,
+    evaluate: str | None = None,
+    train: str | None = None,
+    engine: str | None = None,
+    workers: int = 1,
+) -> tuple[QuantizedModel, tuple[str, ...]]:
+    """Quantize `model()` as a file says, save it, and give it back with the notes about the file.
+
+    `calibration()` gives batches, `evaluate(model)` a score, `train(model)` trains it in place.
+    """
+    quantizer = Quantization(conf)
+    quantizer.model = find_named(model, "--model")()
+    if calibration is not None:
+        quantizer.calib_dataloader = find_named(calibration, "--calibration")()
+    if evaluate is not None:
+        quantizer.eval_func = find_named(evaluate, "--evaluate")
+    if train is not None:
+        quantizer.q_func = find_named(train, "--train")
+    quantizer.engine, quantizer.progress = engine, True
+    if workers > 1:
+        quantizer.executor = Processes(workers=workers)
+    made = quantizer.fit()
+    made.save(output)
+    return made, quantizer.notes
+
+
+def forecast_by_name(model: str, target: str, shapes: list[str]) -> Forecast:
+    """Where the ops of `model()` will run, for inputs of the given shapes."""
+    made, inputs = find_named(model, "--model")(), []
+    for text in shapes:
+        try:
+            inputs.append(torch.zeros([int(size) for size in text.split(",")]))
+        except (ValueError, RuntimeError):
+            raise ConfigError(f"--shape {text!r}: expected sizes such as 1,3,224,224.") from None
+    return forecast(made, find_target(target), tuple(inputs))
+
+
+def describe(report: dict[str, Any]) -> str:
+    """One line about a quantized model."""
+    accuracy = report.get("accuracy")
+    if accuracy is None:
+        return "quantized; its accuracy was not looked at (no --evaluate, and no metric in the file)."
+    verdict = "within the tolerance" if accuracy["passed"] else "NOT within the tolerance"
+    trials = f" after {len(report['trials'])} trial(s)" if "trials" in report else ""
+    return f"{accuracy['quantized']:.6g}, float {accuracy['float']:.6g}: {verdict}{trials}."
+
+
+def write_template(path: Path, approach: str) -> None:
+    """Write a commented file; one that is there is left alone."""
+    if path.exists():
+        raise ConfigError(f"{str(path)!r} is there already. Give another name, or remove it.")
+    text = template(approach=approach)
+    with replacing(path, ConfigError) as part:
+        part.write_text(text)
+    read_conf(path)

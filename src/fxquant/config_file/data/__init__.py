@@ -1,0 +1,1 @@
+"""Datasets, transforms and batches that a file can name."""

@@ -1,0 +1,1 @@
+"""Metrics that a file can name."""

@@ -1,0 +1,1 @@
+"""The sections of a conf.yaml as pydantic models: every field, its values and defaults."""

@@ -1,1 +1,0 @@
-"""Value types and fx mechanics; no policy."""

@@ -1,0 +1,129 @@
+"""Plans -> compiled code, each once.
+
+Code is looked up by what it is made from: the plan, and the sources of the generators. So where it is known, in memory
+or on disk, not even its IR is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from fxquant.engines.native.cache import Cache, entry_name
+from fxquant.engines.native.compiler import Library, module_text, object_code
+from fxquant.engines.native.entry import entry
+from fxquant.engines.native.ir import Function
+from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.ops import Op, Pointer
+from fxquant.engines.native.plan import Plan
+from fxquant.engines.native.vector import Kernel
+
+log = logging.getLogger("fxquant")
+
+_MOST_LIBRARIES = 8
+_LONG = 1.0  # seconds, after which one is told
+
+
+def _sources() -> str:
+    """A digest of the generators, taken as they are loaded."""
+    files = importlib.resources.files(__package__).iterdir()
+    made = hashlib.sha256()
+    for file in sorted((file for file in files if file.is_file()), key=lambda file: file.name):
+        made.update(file.name.encode() + file.read_bytes())
+    return made.hexdigest()
+
+
+_SOURCES = _sources()
+
+
+def make_kernels(plan: Plan, machine: Machine) -> dict[tuple[object, object], Kernel]:
+    """One function for each shape of a kernel."""
+    made: dict[tuple[object, object], Kernel] = {}
+    for op in plan.ops:
+        if (op.emit, op.spec) not in made:
+            made[op.emit, op.spec] = op.emit(f"k{len(made)}", op.spec, machine)
+    return made
+
+
+def make_functions(plan: Plan, machine: Machine) -> list[Function]:
+    """The kernels, and the entries of each level: run0, run0_shared, run2, ..."""
+    kernels = make_kernels(plan, machine)
+    entries = []
+    for level in sorted({op.level for op in plan.ops}):
+        ops = [op for op in plan.ops if op.level == level]
+        for shared in (False, True):
+            name = f"run{level}{'_shared' if shared else ''}"
+            entries.append(entry(name, ops, plan, kernels, machine, shared))
+    return [*kernels.values(), *entries]
+
+
+def _identity(plan: Plan) -> str:
+    """All that the functions of a plan are made from, as text."""
+    return repr((_SOURCES, plan.kept, [_op(op) for op in plan.ops]))
+
+
+def _op(op: Op) -> tuple[object, ...]:
+    pointers = [_pointer(pointer) for pointer in op.pointers]
+    return op.emit.__module__, op.emit.__qualname__, op.spec, op.level, op.rows, op.grain, op.blocks, pointers
+
+
+def _pointer(pointer: Pointer) -> tuple[object, ...]:
+    buffer = pointer.buffer
+    if buffer is None:
+        return (pointer.offset,)
+    return pointer.offset, buffer.space, buffer.offset, buffer.slot, buffer.bytes
+
+
+class Libraries:
+    """Compiled code: what is one of the last is not compiled again."""
+
+    def __init__(self, cache: Cache | None = None) -> None:
+        self.cache = cache or Cache(None)
+        self._known: OrderedDict[str, Library] = OrderedDict()
+
+    def of_plan(self, plan: Plan, machine: Machine) -> Library:
+        """The functions of a plan."""
+        return self._load(_identity(plan), machine, lambda: make_functions(plan, machine))
+
+    def load(self, functions: Sequence[Function], machine: Machine) -> Library:
+        """Functions that are there already."""
+        return self._load(module_text(functions, machine), machine, lambda: functions)
+
+    def _load(self, identity: str, machine: Machine, make: Callable[[], Sequence[Function]]) -> Library:
+        name = entry_name(identity, machine)
+        if name not in self._known:
+            code = self.cache.load(name)
+            if code is None:
+                code = _compile(make(), machine)
+                self.cache.store(name, code)
+            self._known[name] = Library(code, machine)
+            if len(self._known) > _MOST_LIBRARIES:  # programs have theirs as long as they are there
+                self._known.popitem(last=False)
+        return self._known[name]
+
+
+def _compile(functions: Sequence[Function], machine: Machine) -> bytes:
+    """Compile functions; whoever waits for it at a terminal is told."""
+    start = time.perf_counter()
+    timer = threading.Timer(_LONG, _say, (len(functions),))
+    timer.daemon = True
+    timer.start()
+    try:
+        code = object_code(module_text(functions, machine), machine)
+    finally:
+        timer.cancel()
+    log.info("native code for %d functions was compiled in %.1f s", len(functions), time.perf_counter() - start)
+    return code
+
+
+def _say(count: int) -> None:
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(f"compiling native code ({count} functions), once for this model ...", style="dim")

@@ -1,0 +1,1 @@
+"""torch's oneDNN kernels: the engine that is always there."""

@@ -1,0 +1,30 @@
+"""Runs a lowered region: its graph, by Python, with hooks as in the plain graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fxquant.engines.hooks import Hooks
+from fxquant.graph.lowering import Runner
+from fxquant.graph.region import Region
+
+
+class OneDnn(Runner):
+    """The plain way to run kernels: one after the other."""
+
+    engine = "onednn"
+
+    def __init__(self, failed: str = "") -> None:
+        self.failed = failed  # why no runtime has the region, if one was asked for
+        self.hooks = Hooks()
+
+    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        self.hooks.listen(region)
+        return region.run_graph(args, kwargs)
+
+    def renew(self) -> None:
+        """The graph was made again, so it may call other modules."""
+        self.hooks = Hooks()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return OneDnn, (self.failed,)

@@ -1,0 +1,34 @@
+"""Signed activations on kernels that take unsigned ones: the same numbers, 128 steps further up.
+
+(q - z) s  =  ((q + 128) - (z + 128)) s
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fxquant.engines.read_qdq import dtype_of, is_dequantize, is_quantize
+from fxquant.graph.region import Region
+
+_UP = 128
+
+
+def to_unsigned(region: Region) -> Region:
+    """Move int8 tensors that only dequantize nodes read to uint8."""
+    move_up(region.graph)
+    return region
+
+
+def move_up(graph: fx.Graph) -> None:
+    """The same for a graph."""
+    for node in graph.nodes:
+        if is_quantize(node) and dtype_of(node) == torch.int8 and node.users and all(map(is_dequantize, node.users)):
+            for each in (node, *node.users):
+                _move_up(each)
+
+
+def _move_up(node: fx.Node) -> None:
+    x, scale, zero, low, high, _ = node.args
+    assert isinstance(zero, int) and isinstance(low, int) and isinstance(high, int)
+    node.args = (x, scale, zero + _UP, low + _UP, high + _UP, torch.uint8)

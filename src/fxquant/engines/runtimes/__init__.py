@@ -1,0 +1,1 @@
+"""Other runtimes that execute a converted graph: ONNX Runtime and OpenVINO."""

@@ -1,0 +1,222 @@
+"""The regions of a model in another runtime.
+
+They stay where they are, lowered to oneDNN, and hand the calls that are like their example's to the runtime. So a model
+of several regions runs there too, attributes and state_dict stay, and calls with other sizes have an engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fxquant.capture.symbolic.trace import run_forward
+from fxquant.engines import layout
+from fxquant.engines.agreement import check_agreement
+from fxquant.engines.example import example_of
+from fxquant.engines.onednn.lower import lower
+from fxquant.engines.onednn.runner import OneDnn
+from fxquant.engines.runtimes.runtime import Runtime
+from fxquant.engines.watch import Watch, watch
+from fxquant.errors import ConfigError, FxQuantError
+from fxquant.export.reference import reference_of
+from fxquant.graph import torch_compat
+from fxquant.graph.context import Context
+from fxquant.graph.lowering import Runner
+from fxquant.graph.notes import WRAPPED
+from fxquant.graph.paths import is_within
+from fxquant.graph.region import Region, lowering_of, origin_of, region_name, regions, set_origin
+from fxquant.graph.run_passes import run_passes
+from fxquant.ops.table import OPS
+
+_CHANGED = "while it is not as it was converted, or has hooks"
+log = logging.getLogger("fxquant")
+
+_MOST_LAYOUTS = 64
+
+
+class RegionRunner(Runner):
+    """Runs a region in a runtime, where a call is like the example's; the lowered graph takes the others."""
+
+    def __init__(self, kind: type[Runtime], runtime: Runtime | None, region: Region, *, alone: bool) -> None:
+        self.kind = kind
+        self.runtime = runtime  # None if it is made at the next call
+        self.alone = alone
+        lowered = lowering_of(region).runner
+        assert isinstance(lowered, OneDnn)
+        self.lowered = lowered
+        self.watch: Watch | None = watch(region)
+        self.digest: int | None = None  # of the region that this is a copy for
+        self.failed = ""  # why the runtime is not asked again
+        self.told: set[str] = set()
+        self.layouts: dict[Any, list[tuple[int, ...]] | None] = {}  # of the results, by those of the inputs
+
+    @property
+    def engine(self) -> str:
+        return "onednn" if self.failed else self.kind.engine
+
+    def renew(self) -> None:
+        """The region has other tensors: its runtime is made again from them."""
+        self.lowered.renew()
+        self.runtime, self.watch, self.failed = None, None, ""
+        self.layouts.clear()
+
+    def _make(self, region: Region) -> None:
+        self.watch = watch(region)
+        try:
+            self.runtime = _make_runtime(region, self.kind, alone=self.alone)
+        except FxQuantError as error:
+            self.failed = str(error)
+            self._tell(region, "from now on", self.failed)
+
+    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        if self.runtime is None and not self.failed and torch_compat.plain_mode():
+            self._make(region)
+        if self.watch is None:
+            self.watch = watch(region)
+            self.failed = "" if self.watch.digest() == self.digest else _CHANGED
+        if self.failed:
+            return self.lowered(region, args, kwargs)
+        if self.runtime is None or not torch_compat.plain_mode():
+            return self._pass_on("under autocast, tracing or a mode of torch", region, args, kwargs)
+        if self.lowered.hooks.listen(region) or not self.watch.holds():
+            return self._pass_on(_CHANGED, region, args, kwargs)
+        try:
+            tensors = self.runtime.signature.flatten(args, kwargs)
+            reason = self.runtime.refuses(tensors)
+            if reason is None:
+                return self._as_in_python(region, args, kwargs, tensors, self.runtime.run(tensors))
+        except ConfigError as error:
+            return self._pass_on("with other arguments than in the example", region, args, kwargs, str(error))
+        except FxQuantError as error:
+            result = self.lowered(region, args, kwargs)  # raises if it is the call that is wrong
+            self.failed = str(error)
+            self._tell(region, "from now on", self.failed)
+            return result
+        return self._pass_on("for other inputs than the example's", region, args, kwargs, reason)
+
+    def _as_in_python(
+        self, region: Region, args: tuple[object, ...], kwargs: dict[str, object], tensors: list[Tensor], result: object
+    ) -> object:
+        """The result in the layouts that Python gives it. Runtimes know one; others are seen once for each size."""
+        key = tuple((tensor.shape, tensor.stride()) for tensor in tensors)
+        if key not in self.layouts:
+            if len(self.layouts) >= _MOST_LAYOUTS:
+                self.layouts.clear()
+            with torch.no_grad():
+                expected = pytree.tree_leaves(region.run_graph(args, kwargs))
+            pairs = list(zip(expected, pytree.tree_leaves(result), strict=True))
+            differ = any(isinstance(a, Tensor) and a.stride() != b.stride() for a, b in pairs)
+            self.layouts[key] = [a.stride() if isinstance(a, Tensor) else () for a, _ in pairs] if differ else None
+        strides = self.layouts[key]
+        if strides is None:
+            return result
+        leaves, spec = pytree.tree_flatten(result)
+        laid = [layout.restored(x, at) if isinstance(x, Tensor) else x for x, at in zip(leaves, strides, strict=True)]
+        return pytree.tree_unflatten(laid, spec)
+
+    def _pass_on(
+        self, when: str, region: Region, args: tuple[object, ...], kwargs: dict[str, object], why: str = ""
+    ) -> Any:
+        if when not in self.told:
+            self._tell(region, when, why)
+        return self.lowered(region, args, kwargs)
+
+    def _tell(self, region: Region, when: str, why: str) -> None:
+        self.told.add(when)
+        log.warning("%r runs on onednn, not %s, %s. %s", region_name(region), self.kind.engine, when, why)
+
+    def __getstate__(self) -> dict[str, Any]:
+        digest = self.digest
+        if self.watch is not None:
+            digest = self.watch.digest() if self.watch.holds() else None
+        return {**self.__dict__, "watch": None, "digest": digest, "failed": "", "told": set()}
+
+
+def outermost(model: nn.Module) -> Iterator[tuple[str, Region]]:
+    """The regions that are in no other one, with their paths."""
+    last = None
+    for path, region in regions(model):
+        if last is None or not is_within(path, last):
+            last = path
+            yield path, region
+
+
+def run_regions(model: nn.Module, kind: type[Runtime]) -> nn.Module:
+    """Lower a converted model, in place, and give its regions runtimes. A warning tells where none could be.
+
+    A region of one product stays with oneDNN if there are larger ones: a runtime gains nothing on it.
+    """
+    runtimes: dict[str, Runtime | None] = {}
+    failed: dict[str, FxQuantError] = {}
+    found = dict(outermost(model))
+    large = {path: region for path, region in found.items() if _count_products(region) > 1}
+    chosen = large or found
+    own = {path: code for path, region in chosen.items() if (code := _own_code(region))}
+    for path, region in chosen.items():
+        if path in own:
+            continue
+        try:
+            waits = lowering_of(region).waiting
+            runtimes[path] = None if waits else _make_runtime(region, kind, alone=len(chosen) == 1)
+        except FxQuantError as error:
+            failed[path] = error
+    if failed and not runtimes:
+        raise next(iter(failed.values()))
+    reasons = {path: f"It calls {code}, which is Python." for path, code in own.items()}
+    for path, reason in {**failed, **reasons}.items():
+        what = f"module {path!r}" if path else "the model"
+        warnings.warn(f"{what} runs on onednn, not {kind.engine}. {reason}", stacklevel=4)
+    small = "a runtime gains nothing on one product"
+    reasons.update({path: f"{small}." for path in found if path not in chosen})
+    run_passes(model, (lower,), Context())
+    for path, reason in {**failed, **reasons}.items():
+        lowering_of(found[path]).runner = OneDnn(f"{kind.engine} does not run it. {reason}")
+    for path, runtime in runtimes.items():
+        lowering_of(found[path]).runner = RegionRunner(kind, runtime, found[path], alone=len(chosen) == 1)
+    return model
+
+
+def _own_code(region: Region) -> str:
+    """What the graph calls of the user's own code, if anything: no runtime can take that."""
+    for node in region.graph.nodes:
+        if node.op == "call_module":
+            module = region.get_submodule(str(node.target))
+            if type(module).__module__.partition(".")[0] not in ("torch", "fxquant"):
+                return f"module {str(node.target)!r} ({type(module).__name__})"
+        elif node.op == "call_function" and (hasattr(node.target, WRAPPED) or node.target is run_forward):
+            return f"wrapped function {getattr(node.target, '__name__', 'forward')!r}"
+    return ""
+
+
+def _count_products(region: Region) -> int:
+    ops = (OPS.of_node(node, region) for node in region.graph.nodes)
+    return sum(op is not None and op.is_product for op in ops)
+
+
+def _make_runtime(region: Region, kind: type[Runtime], *, alone: bool) -> Runtime:
+    """A region's QDQ graph in a runtime that was seen to compute the same."""
+    region = _by_itself(region)
+    example = example_of(region)
+    try:
+        runtime = kind(region, (), example_kwargs=example, alone=alone)
+        check_agreement(runtime, region, example, kind.engine)
+    except FxQuantError:
+        raise
+    except Exception as error:  # exporters and runtimes have many of their own
+        raise FxQuantError(f"engine={kind.engine!r} cannot take this graph. {type(error).__name__}: {error}") from error
+    return runtime
+
+
+def _by_itself(region: Region) -> Region:
+    """A copy that does not run its code in float where the graph does not cover a call."""
+    alone = reference_of(region, "a runtime")
+    assert isinstance(alone, Region)
+    set_origin(alone, replace(origin_of(alone), path=""))
+    return alone

@@ -1,0 +1,47 @@
+"""A reference model as an exported program: the graph of ATen and quantize / dequantize ops that formats start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxquant.errors import ConfigError
+from fxquant.export.onnx.failure import failure, quiet
+from fxquant.export.open_sizes import DynamicShapes, open_sizes
+
+
+def call_of(inputs: Any, kwargs: Mapping[str, Any] | None, caller: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of example inputs: a tuple, a tensor, or a dict of keyword arguments."""
+    if isinstance(inputs, Tensor):
+        inputs = (inputs,)
+    if isinstance(inputs, Mapping) and kwargs is None:
+        inputs, kwargs = (), inputs
+    if not isinstance(inputs, (tuple, list)) or not (inputs or kwargs):
+        raise ConfigError(
+            f"{caller} needs example inputs: a tuple of positional arguments, a tensor, or a dict of keyword arguments."
+        )
+    return tuple(inputs), dict(kwargs or {})
+
+
+def export_program(
+    tree: nn.Module,
+    example: Any,
+    caller: str,
+    *,
+    dynamic_batch: bool = False,
+    dynamic_shapes: DynamicShapes | None = None,
+) -> torch.export.ExportedProgram:
+    """torch.export of a model, with its failures in the user's words. What is dynamic stays open (open_sizes.py)."""
+    example, shapes = open_sizes(tree, example, caller, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
+    args, kwargs = example
+    try:
+        with torch.no_grad(), quiet():
+            return torch.export.export(tree, args, kwargs, dynamic_shapes=shapes)
+    except Exception as error:  # torch.export raises many kinds, for the user's shapes as for its own limits
+        hint = "Its batch size may be fixed; dynamic_batch=False keeps that of the example. " if dynamic_batch else ""
+        if dynamic_shapes is not None:
+            hint = "A size of dynamic_shapes may be fixed by the model; leave that out. "
+        raise failure(caller, error, tree, hint=hint) from error

@@ -1,0 +1,1 @@
+"""Converted models as ONNX files."""

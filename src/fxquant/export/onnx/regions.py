@@ -1,0 +1,79 @@
+"""A model of several graphs as a directory: an ONNX file for each, and a manifest of how they are called.
+
+    {"format": "fxquant-onnx-regions", "version": 1, "regions": [{"path", "file", "inputs", "outputs"}]}
+
+inputs, outputs   {"name", "dtype", "shape"}; a size is a number, or the name of an open one
+file              null for a region that the example did not call
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxquant.errors import ConfigError
+from fxquant.files import replacing
+from fxquant.graph.region import Region, regions
+
+FORMAT, VERSION = "fxquant-onnx-regions", 1
+MANIFEST = "manifest.json"
+
+
+def export_regions(
+    model: nn.Module, folder: Path, example: tuple[tuple[Any, ...], dict[str, Any]], write: Callable[..., Any]
+) -> Path:
+    """Write each region with the first call that it gets in the example; `write(region, file, args, kwargs)` does."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"export_onnx cannot make {str(folder)!r}: {error.strerror}. Give another.") from error
+    calls = _calls(model, example)
+    rows: list[dict[str, Any]] = []
+    for path, region in regions(model):
+        row: dict[str, Any] = {"path": path, "file": None, "inputs": [], "outputs": []}
+        if path in calls:
+            name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', path) or 'model'}.onnx"
+            made = write(region, folder / name, *calls[path])
+            ends = {"inputs": made.graph.inputs, "outputs": made.graph.outputs}
+            row |= {"file": name, **{side: [_shown(value) for value in values] for side, values in ends.items()}}
+        rows.append(row)
+    text = json.dumps({"format": FORMAT, "version": VERSION, "regions": rows}, indent=1)
+    with replacing(folder / MANIFEST, ConfigError) as part:
+        part.write_text(text + "\n")
+    return folder
+
+
+def _calls(model: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """The first call of each region, by its path."""
+    found: dict[str, tuple[Any, Any]] = {}
+
+    def keep(path: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            found.setdefault(path, (args, kwargs))
+
+        return hook
+
+    handles = [region.register_forward_pre_hook(keep(path), with_kwargs=True) for path, region in regions(model)]
+    try:
+        with torch.no_grad():
+            model(*example[0], **example[1])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _shown(value: Any) -> dict[str, Any]:
+    shape = [size if isinstance(size, int) else str(size) for size in value.shape or ()]
+    return {"name": value.name, "dtype": str(value.dtype), "shape": shape}
+
+
+def is_whole(model: nn.Module) -> bool:
+    """Whether a model is one graph."""
+    return isinstance(model, Region)

@@ -1,0 +1,42 @@
+"""The calls that write files, from any stage: a prepared, frozen or trained model is converted first, on a copy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from torch import nn
+
+from fxquant.export.encodings import export_json as _export_json
+from fxquant.export.executorch.export import export_executorch as _export_executorch
+from fxquant.export.onnx.export import export_onnx as _export_onnx
+from fxquant.export.pt2 import export_pt2 as _export_pt2
+from fxquant.graph.region import Stage, regions, stage_of
+from fxquant.integers.dump import dump_integers as _dump_integers
+from fxquant.integers.reference import integer_reference as _integer_reference
+from fxquant.quantize_fx import convert_to_reference_fx
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def converted(model: nn.Module) -> nn.Module:
+    """The model itself where it is converted, or is none of ours; else its conversion to the reference."""
+    stages = {stage_of(region) for _, region in regions(model)} if isinstance(model, nn.Module) else set()
+    return convert_to_reference_fx(model) if Stage.PREPARED in stages else model
+
+
+def _of_any_stage(call: _Call) -> _Call:
+    @functools.wraps(call)
+    def convert_and_call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return call(converted(model), *args, **kwargs)
+
+    return cast("_Call", convert_and_call)
+
+
+dump_integers = _of_any_stage(_dump_integers)
+export_executorch = _of_any_stage(_export_executorch)
+export_json = _of_any_stage(_export_json)
+export_onnx = _of_any_stage(_export_onnx)
+export_pt2 = _of_any_stage(_export_pt2)
+integer_reference = _of_any_stage(_integer_reference)

@@ -1,0 +1,50 @@
+"""Let a region load the state dicts of its earlier selves: the float model's, and the calibrated model's.
+
+float         parameters that capture moved into a stock module go by their old name there: `w1` for `w1.weight`, or
+              have the other orientation (`addmm` takes its weight as [in, out])
+calibrated    what was seen of the tensors goes to the quantizers that are trained on them; else what the modules of the
+              region say themselves: one with a method `read_calibrated` rewrites its part
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from fxquant.graph.notes import STATISTICS
+from fxquant.graph.origin import Origin
+from fxquant.graph.paths import free_path
+from fxquant.graph.plan import Plan
+
+
+def adapt_state(region: nn.Module, origin: Origin, plan: Plan, state_dict: dict[str, object], prefix: str) -> None:
+    """Rewrite `state_dict` in place for a region that is not converted. The region's own state is left alone."""
+    if plan.statistics_path:
+        known = region.get_submodule(plan.statistics_path)._modules
+        quantizers = f"{prefix}{plan.statistics_path}." if known else None
+    else:
+        quantizers = f"{prefix}{plan.quantizer_path}." if plan.quantizers else None
+    if plan.sites is not None:
+        read: Any = region.get_submodule(plan.quantizer_path)
+        kept, own = (f"{prefix}{path}." for path in (free_path(region, STATISTICS), plan.quantizer_path))
+        read.read_statistics(state_dict, kept, own, plan.sites)
+    if quantizers is None or not any(key.startswith(quantizers) for key in state_dict):
+        # a prepared graph without quantizers (weights only) cannot tell whose state it is: only names are sure
+        prepared = bool(plan.quantizer_path or plan.statistics_path)
+        _rename(origin.moved, state_dict, prefix, turn=quantizers is not None or not prepared)
+        return
+    readers = {path: module for path, module in region.named_modules() if hasattr(type(module), "read_calibrated")}
+    if not readers:
+        return
+    paths = {id(module): f"{prefix}{path}." for path, module in region.named_modules()}
+    for path, module in readers.items():
+        module.read_calibrated(state_dict, f"{prefix}{path}.", paths)
+
+
+def _rename(moved: Mapping[str, tuple[str, bool]], state_dict: dict[str, Any], prefix: str, turn: bool) -> None:
+    for old, (new, transposed) in moved.items():
+        if prefix + old in state_dict and (turn if old == new else prefix + new not in state_dict):
+            value = state_dict.pop(prefix + old)
+            state_dict[prefix + new] = value.t() if transposed else value

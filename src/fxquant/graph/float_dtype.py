@@ -1,0 +1,48 @@
+"""A converted region that is moved to another float dtype: outside it has that dtype, inside it computes as before.
+
+Integers, scales and kernels have no form in half or double precision. So the tensors of the region stay as they are,
+float inputs are cast on their way in, and float results on their way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from fxquant.errors import StageError
+
+Move = Callable[[Tensor], Tensor]
+
+
+def own_dtype(graph: fx.Graph) -> torch.dtype:
+    """The float dtype that a graph was captured in: that of its first float input."""
+    for node in graph.nodes:
+        dtype = getattr(node.meta.get("tensor"), "dtype", None)
+        if node.op == "placeholder" and dtype is not None and dtype.is_floating_point:
+            return dtype  # type: ignore[no-any-return]
+    return torch.float32
+
+
+def split_move(
+    fn: Callable[[Tensor], Tensor], own: torch.dtype
+) -> tuple[Callable[[Tensor], Tensor], torch.dtype | None]:
+    """(fn without its cast, the dtype that it casts to), of what `Module.to` and the like do to each tensor.
+
+    None if it does not cast.
+    """
+    other = torch.float32 if own == torch.float64 else torch.float64
+    shown = fn(torch.zeros((), dtype=own))
+    if shown.dtype == own and fn(torch.zeros((), dtype=other)).dtype == other:
+        return fn, None
+    if not shown.dtype.is_floating_point:
+        raise StageError(f"a converted model cannot be moved to {shown.dtype}; it computes in {own} and integers.")
+    return lambda tensor: tensor.to(shown.device) if tensor.is_floating_point() else fn(tensor), shown.dtype
+
+
+def cast(values: object, source: torch.dtype, target: torch.dtype) -> Any:
+    """The same with tensors of one dtype in another."""
+    return pytree.tree_map_only(Tensor, lambda x: x.to(target) if x.dtype == source else x, values)

@@ -1,0 +1,164 @@
+"""How a converted region runs: its QDQ graph, what an engine put in the place of that, and how to take it out again.
+
+    reference   the QDQ graph, which reads its grids: the meaning of the region, and what files hold
+    filled      the same with the numbers of the grids in it, which is what runs (passes/fill_grids.py)
+    lowered     what an engine made of that: kernels in a child of the region, a runner, a `forward` on the instance
+
+All that an engine leaves on a region is put there and taken out by the functions of this file.
+"""
+
+from __future__ import annotations
+
+import abc
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxquant.errors import InputError
+from fxquant.graph.encode import EncodedGraph, decode_graph
+from fxquant.graph.paths import free_path
+from fxquant.graph.region import Region, Stage, lowering_of, set_lowering, stage_of
+
+Steps = tuple[Tensor, tuple[Tensor, ...]]  # the outputs of all steps of a recurrent layer, and its final state
+
+
+class Filler(Protocol):
+    """Keeps the graph that runs in step with the grids. `waiting` are the grids whose numbers are not known."""
+
+    waiting: tuple[str, ...]
+
+    def ready(self, region: Region) -> None:
+        """Bring the graph in step with its grids before a call, and raise if one is not known."""
+
+    def refuses(self, args: tuple[object, ...], kwargs: dict[str, object]) -> InputError | None:
+        """Why no grid takes an input of a call, if none does."""
+
+    def keep_up(self, region: Region) -> None:
+        """Make the graph again if the grids are not as they were."""
+
+    def graph(self, region: Region) -> fx.Graph:
+        """Make the QDQ graph with the numbers in it; as it is while some are not known."""
+
+
+class Scan(Protocol):
+    """Runs `state = step(x[t], *state)` for all t at once; None for a call that it does not take."""
+
+    def __call__(self, region: Region, x: Tensor, state: tuple[Tensor, ...], backwards: bool, /) -> Steps | None: ...
+
+
+class Runner(abc.ABC):
+    """Runs a lowered region in the place of its graph."""
+
+    failed: str = ""  # why it passes all calls on
+    told: set[str] | None = None  # what it has said of calls that it passed on
+    outside: Mapping[str, str] = types.MappingProxyType({})  # nodes that Python runs, and why
+    scan: Scan | None = None
+
+    @property
+    @abc.abstractmethod
+    def engine(self) -> str:
+        """The engine that runs it."""
+
+    @abc.abstractmethod
+    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        """Return what the region returns for a call."""
+
+    @abc.abstractmethod
+    def renew(self) -> None:
+        """Forget what was kept: the graph was made again, or its tensors are others."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Lowering:
+    """The form in which a converted region runs."""
+
+    reference: EncodedGraph | None = None  # None until the graph is filled
+    filled: Filler | None = None
+    lower: Callable[[Region], object] | None = None  # lowers the filled graph, if it was lowered
+    runner: Runner | None = None
+    kernel_path: str = ""  # where the kernels of a lowered graph are
+    float_dtype: torch.dtype | None = None  # of floats outside, if not what they are inside; see float_dtype.py
+    source: str = ""  # the file that it came from, until a call went well
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The grids whose numbers are not known."""
+        return () if self.filled is None else self.filled.waiting
+
+    def ready(self, region: Region) -> None:
+        """Bring the graph in step with its grids before a call, and raise if one is not known."""
+        if self.filled is not None:
+            self.filled.ready(region)
+
+
+def start_lowering(region: Region) -> Lowering:
+    """Say that the graph of a region is QDQ now: it is converted."""
+    made = Lowering()
+    set_lowering(region, made)
+    return made
+
+
+def reference_graph(region: Region) -> fx.Graph:
+    """Make the QDQ graph of a region, which reads its grids, lowered or not; before conversion, give its graph."""
+    encoded = lowering_of(region).reference if stage_of(region) is Stage.CONVERTED else None
+    return region.graph if encoded is None else decode_graph(encoded)
+
+
+def filled_graph(region: Region) -> fx.Graph:
+    """Make the QDQ graph of a region with its numbers in it; as it is while some are not known."""
+    filled = lowering_of(region).filled
+    assert filled is not None
+    return filled.graph(region)
+
+
+def add_kernels(region: Region, kernels: nn.Module) -> None:
+    """Give a region a child for its kernels."""
+    lowering = lowering_of(region)
+    lowering.kernel_path = free_path(region, "kernels")
+    region.add_module(lowering.kernel_path, kernels)
+    region.__dict__[lowering.kernel_path] = kernels  # found without a search through the tables of children
+
+
+def run_instead(region: Region, forward: Callable[..., object]) -> None:
+    """Let a region run a function of itself in the place of its graph."""
+    region.__dict__["forward"] = types.MethodType(forward, region)
+
+
+def run_own_graph(region: Region) -> None:
+    """Undo `run_instead`."""
+    region.__dict__.pop("forward", None)
+
+
+def runs_own_graph(region: Region) -> bool:
+    """Whether a region runs its own graph, and no function in the place of that."""
+    return "forward" not in region.__dict__
+
+
+def unlower(region: Region) -> Region:
+    """Take out, in place, all that an engine put there, so that the region runs its filled QDQ graph."""
+    lowering = lowering_of(region)
+    lowering.lower, lowering.runner = None, None
+    _put_back(region, lowering)
+    return region
+
+
+def lower_again(region: Region) -> None:
+    """Fill the QDQ graph with the numbers as they are now, and lower it if it was lowered."""
+    lowering = lowering_of(region)
+    _put_back(region, lowering)
+    if lowering.lower is not None:
+        lowering.lower(region)
+
+
+def _put_back(region: Region, lowering: Lowering) -> None:
+    """Put the filled graph in the place of kernels."""
+    run_own_graph(region)
+    if lowering.kernel_path:
+        region.__dict__.pop(lowering.kernel_path, None)
+        region.delete_submodule(lowering.kernel_path)
+        lowering.kernel_path = ""
+    region.graph = filled_graph(region)

@@ -1,0 +1,132 @@
+"""Questions about the nodes of a region, and the tensors that a run on the example inputs showed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+from fxquant.graph.paths import join_path
+from fxquant.graph.region import Region, kernel_path_of, origin_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorInfo:
+    """What a run on the example inputs showed of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.is_floating_point
+
+
+def scope_path(node: fx.Node) -> str:
+    """The path of a node: of its module for `call_module`, of the innermost enclosing module otherwise."""
+    if node.op == "call_module":
+        return str(node.target)
+    scope = node.meta.get("scope", ())
+    return str(scope[-1][0]) if scope else ""
+
+
+def full_path(region: Region, node: fx.Node) -> str:
+    """The path of a node in the whole model."""
+    path, kernels = scope_path(node), kernel_path_of(region)
+    if kernels and path.startswith(f"{kernels}."):
+        scope = node.meta.get("scope", ())  # a kernel goes by the module that it stands for
+        path = str(scope[-1][0]) if scope else ""
+    origin = origin_of(region)
+    return join_path(origin.path, "" if path == origin.flat else path)
+
+
+_SIZE_METHODS = ("size", "dim", "ndimension", "numel", "nelement")
+_SIZE_ATTRIBUTES = ("shape", "ndim", "device")
+_SIZE_OPS = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
+
+
+def reads_size(node: fx.Node) -> bool:
+    """Whether a node looks at the size of its operand only, so that any tensor of that size would do."""
+    if node.op == "call_method":
+        return node.target in _SIZE_METHODS
+    if node.target is getattr:
+        return node.args[1] in _SIZE_ATTRIBUTES
+    return node.op == "call_function" and node.target in _SIZE_OPS
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The one node that takes the tensor, if there is just one; nodes that read its size do not count."""
+    takers = [user for user in node.users if not reads_size(user)]
+    return takers[0] if len(takers) == 1 else None
+
+
+def last_input(node: fx.Node) -> fx.Node:
+    """The node to insert after, for something that reads `node`: placeholders stay together at the top of a graph."""
+    while node.op == "placeholder" and node.next.op == "placeholder":
+        node = node.next
+    return node
+
+
+def tensor_info(node: fx.Node) -> TensorInfo | None:
+    """What is known of the tensor that a node returns; None for anything but a single tensor."""
+    info = node.meta.get("tensor")
+    return info if isinstance(info, TensorInfo) else None
+
+
+class PlainInterpreter(fx.Interpreter):
+    """Runs a graph node by node, as the code of `forward` would."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Lists and dicts as the code of `forward` has them, since the user's own functions may write to them."""
+        return super().call_function(target, _plain(args), {name: _plain(value) for name, value in kwargs.items()})
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().call_module(target, _plain(args), {name: _plain(value) for name, value in kwargs.items()})
+
+
+class _Recorder(PlainInterpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        n.meta["tensor"] = _info(result)
+        return result
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, immutable_list):
+        return [_plain(item) for item in value]
+    if isinstance(value, immutable_dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return tuple(_plain(item) for item in value) if type(value) is tuple else value
+
+
+def _info(value: object) -> Any:
+    if isinstance(value, torch.Tensor):
+        return TensorInfo(dtype=value.dtype, shape=tuple(value.shape))
+    if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
+        return tuple(_info(item) for item in value)
+    return None
+
+
+def record_tensors(region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    """Run the region once on example inputs, write `meta["tensor"]` of every node, and return the outputs."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return interpret(_Recorder(region), args, kwargs)
+
+
+def interpret(interpreter: fx.Interpreter, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+    """Run a graph by an interpreter of it, called as its module is."""
+    graph = interpreter.graph
+    codegen = graph._codegen
+    if isinstance(codegen, fx.graph._PyTreeCodeGen):
+        flat = codegen.process_inputs(*args, **kwargs)
+        return codegen.process_outputs(interpreter.run(*flat, enable_io_processing=False))
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    if not kwargs:
+        return interpreter.run(*args)
+    given = dict(zip((node.target for node in placeholders), args, strict=False)) | dict(kwargs)
+    # an argument left out between two given ones stands at its default
+    return interpreter.run(*[given[node.target] if node.target in given else node.args[0] for node in placeholders])

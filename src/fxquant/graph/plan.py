@@ -1,0 +1,41 @@
+"""What was decided about a region, from the first pass to conversion: what is watched, and what is quantized how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fxquant.config.limits import Position
+from fxquant.config.spec import Spec
+from fxquant.graph.notes import Request
+
+if TYPE_CHECKING:
+    from fxquant.graph.algorithm import Algorithm
+    from fxquant.graph.boundary import Boundary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """Calls of a graph, each a value for every placeholder, and what it gives in float; how many moves are measured."""
+
+    calls: tuple[tuple[Any, ...], ...]
+    outputs: tuple[Any, ...]
+    tries: int
+
+
+@dataclass(kw_only=True, slots=True)
+class Plan:
+    """Decisions about a whole region. Those about a node are its Note and Decision (graph/notes.py)."""
+
+    fused: bool = False  # its batch norms went into the ops before them
+    request: Request | None = None  # what prepare_fx was asked for, as long as nothing is decided
+    algorithms: tuple[Algorithm, ...] = ()  # at work on it, until they are applied
+    statistics_path: str = ""  # where the observers of a model are of which nothing is decided
+    watched: Mapping[str, tuple[str, ...]] | None = None  # the tensors that each of these sees
+    quantizers: Mapping[str, Spec] | None = None  # by id
+    quantizer_path: str = ""  # where their modules are, until conversion
+    sites: Mapping[str, tuple[str, ...]] | None = None  # the tensors that each of them observes, in training
+    positions: tuple[Position, ...] = ()  # of the target: what holds between scales that are powers of two
+    probe: Probe | None = None  # inputs on which moves of scales are measured, until these are chosen
+    boundary: Boundary | None = None  # inputs and outputs that are integers

@@ -1,0 +1,395 @@
+"""Regions: graph modules that keep the user's module tree, attributes and methods.
+
+A `Region` is an `fx.GraphModule` whose submodules are the user's own tree (a clone that shares its tensors), so paths,
+state_dict keys, plain attributes and methods stay as they were. Unlike a plain GraphModule it keeps `node.meta` through
+deepcopy and pickling, since the graph is stored as rows (`encode_graph`), not as code to be traced again.
+
+`node.meta` holds plain values only:
+    scope   ((path, "package.Class"), ...) of the enclosing modules, outermost first
+    where   "file.py:12" in the user's code, or ""
+    tensor  TensorInfo, a tuple of them for a node that returns several, or None for anything else
+    mutated True if the tensor may be changed in place after it is made (see capture/canonical/functionalize.py)
+    note, decision   see graph/notes.py
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import inspect
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+
+from fxquant.errors import FirstCallError, FxQuantError, InputError, StageError
+from fxquant.graph import torch_compat
+from fxquant.graph.adapt_state import adapt_state
+from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
+from fxquant.graph.float_dtype import cast, own_dtype, split_move
+from fxquant.graph.origin import Origin
+from fxquant.graph.paths import find_module
+from fxquant.graph.plan import Plan
+
+if TYPE_CHECKING:
+    from fxquant.graph.boundary import Boundary
+    from fxquant.graph.lowering import Lowering, Runner
+
+log = logging.getLogger("fxquant")
+
+# what nn.Module and GraphModule keep in __dict__ for themselves; everything else there is the user's
+_OWN_KEYS = frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__) | {"_region"}
+
+
+class Stage(enum.Enum):
+    """How far a region has come."""
+
+    CAPTURED = "captured"
+    FUSED = "fused"
+    PREPARED = "prepared"
+    CONVERTED = "converted"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(kw_only=True, slots=True)
+class _Parts:
+    """What a region knows besides its graph. Others ask by `origin_of`, `plan_of` and `lowering_of`."""
+
+    origin: Origin
+    plan: Plan = field(default_factory=Plan)
+    lowering: Lowering | None = None  # None until it is converted
+    warned: bool = False  # that a call ran in float
+
+
+class Region(fx.GraphModule):
+    """A captured graph over the user's module tree. See the module docstring."""
+
+    _region: _Parts
+
+    def __init__(self, tree: nn.Module, graph: fx.Graph, origin: Origin | None = None) -> None:
+        super().__init__(nn.Module(), fx.Graph(), class_name=type(tree).__name__)
+        for key, value in tree.__dict__.items():
+            if key == "forward":
+                continue  # a forward put on the instance would hide the graph's
+            if key not in _OWN_KEYS or key in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+                self.__dict__[key] = value
+        self.training = tree.training
+        self._region = _Parts(origin=origin or Origin(user_class=type(tree)))
+        self.graph = graph
+        self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
+
+    @property
+    def __class__(self) -> type:
+        """Inside a model the user's class, so that `isinstance(layer, Block)` in the code around goes on working.
+
+        TorchDynamo would take the user's forward for the graph's then, and run it in float, so it sees the region.
+        """
+        parts = self.__dict__.get("_region")
+        if parts is None or not parts.origin.path or torch_compat.dynamo_traces():
+            return type(self)
+        return parts.origin.user_class  # type: ignore[no-any-return]
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:  # torch.distributed's fully_shard derives a class of its own
+        object.__dict__["__class__"].__set__(self, cls)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            parts = self.__dict__.get("_region")
+            if parts is None:
+                raise
+            origin: Origin = parts.origin
+            if origin.flat:
+                owner = self._modules[origin.flat]
+                if owner is not None and (name in owner._parameters or name in owner._buffers):
+                    # what code outside reads is the float weight, also when integers are stored
+                    read: Any = getattr(owner, "as_float", None)
+                    return getattr(owner, name) if read is None else read(name)
+            # methods, properties and class attributes of the user's model go on working on this one
+            for cls in origin.user_class.__mro__:
+                if name in cls.__dict__ and cls is not nn.Module:
+                    attribute = cls.__dict__[name]
+                    return attribute.__get__(self, cls) if hasattr(attribute, "__get__") else attribute
+            raise
+
+    @property
+    def _self(self) -> nn.Module:
+        """An instance of the user's class over this region's own state, for methods that are left as written.
+
+        It is made anew for each read and shares the whole `__dict__`: `self.training`, attributes and submodules are
+        the region's. Graphs read it as `get_attr _self`.
+        """
+        cls = self._region.origin.user_class
+        view = cls.__new__(cls)
+        object.__setattr__(view, "__dict__", self.__dict__)
+        return view
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Run the graph. Inside a model, a call that it does not cover runs the user's code, in float.
+
+        So the other arm of a branch may call a module in another way than the example inputs did.
+        """
+        lowering = self._region.lowering
+        if lowering is None:
+            return self.run_graph(args, kwargs)
+        if lowering.source:
+            return self._first_call(lowering, args, kwargs)
+        outside = lowering.float_dtype
+        if outside is not None:
+            own = own_dtype(self.graph)
+            args, kwargs = cast((args, kwargs), outside, own)
+            return cast(self._run_lowered(lowering, args, kwargs), own, outside)
+        return self._run_lowered(lowering, args, kwargs)
+
+    def _run_lowered(self, lowering: Lowering, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if lowering.filled is not None:
+            lowering.filled.ready(self)
+            error = None if torch.compiler.is_compiling() else lowering.filled.refuses(args, kwargs)
+            if error is not None:
+                return self._run_code(error, args, kwargs)
+        if self._region.plan.boundary is not None:
+            self._refuse_floats(self._region.plan.boundary, args, kwargs)
+        if lowering.runner is not None and not torch.compiler.is_compiling():
+            return lowering.runner(self, args, kwargs)
+        return self.run_graph(args, kwargs)
+
+    def _first_call(self, lowering: Lowering, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        """A call while nothing shows yet that what the file says can run. An error is the file's, or the inputs'."""
+        source, lowering.source = lowering.source, ""
+        try:
+            return self(*args, **kwargs)
+        except Exception as error:
+            lowering.source = source
+            if isinstance(error, FirstCallError):
+                raise
+            given = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in args if isinstance(x, torch.Tensor))
+            text = str(error) if isinstance(error, FxQuantError) else f"{type(error).__name__}: {error}"
+            raise FirstCallError(
+                f"the first call of the model from {source!r}, on ({given}), failed. {text} If the inputs are like "
+                "the ones that it was quantized with, the file is not one that fxquant.save wrote."
+            ) from error
+
+    def run_graph(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        """Run the graph node by node, hooks included."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except (InputError, TypeError) as error:
+            if isinstance(error, TypeError) and self._takes(args, kwargs):
+                raise
+            return self._run_code(error, args, kwargs)
+
+    def _refuse_floats(self, boundary: Boundary, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Where a converted model takes integers, floats would be read as such, and give a wrong answer."""
+        names = self._region.origin.input_names
+        for index, grid in boundary.inputs.items():
+            name = names[index] if index < len(names) else ""
+            value = args[index] if index < len(args) else kwargs.get(name)
+            wanted = getattr(find_module(self, grid) if isinstance(grid, str) else grid, "dtype", None)
+            if isinstance(value, torch.Tensor) and wanted is not None and value.dtype != wanted:
+                raise InputError(
+                    f"input {index} is {value.dtype}, but the model takes {wanted} there. "
+                    f"fxquant.boundary_qparams(model).input({index}).quantize(x) makes it."
+                )
+
+    def _takes(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+        try:
+            inspect.signature(self.forward).bind(*args, **kwargs)
+        except TypeError:
+            return False
+        return True
+
+    def _run_code(self, error: Exception, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if not self._region.origin.path:
+            raise error
+        try:
+            result = self._self(*args, **kwargs)
+        except Exception:
+            # the code needs something that the graph took over, such as a parameter that is now a module's
+            raise error from None
+        if not self._region.warned:
+            self._region.warned = True
+            log.warning("module %r runs in float when called like this: %s", self._region.origin.path, error)
+        return result
+
+    def _apply(self, fn: Any, recurse: bool = True) -> object:
+        lowering = self._region.lowering
+        if lowering is not None:
+            own = own_dtype(self.graph)
+            fn, dtype = split_move(fn, own)
+            if dtype is not None:
+                lowering.float_dtype = None if dtype == own else dtype
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def __prepare_scriptable__(self) -> object:
+        """torch.jit.script reads source, and a converted model has kernels in place of it."""
+        if self._region.lowering is not None:
+            raise StageError(
+                "torch.jit.script cannot take a converted model: it has kernels in place of source. Use "
+                "torch.jit.trace(model, example_inputs), fxquant.save(model, path), or "
+                "torch.export.export(model, example_inputs)."
+            )
+        return self
+
+    def extra_repr(self) -> str:
+        runner = runner_of(self)
+        return "" if runner is None else f"engine={runner.engine!r}"
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The tensors of a flat child go by the region's own name: `conv.weight`, not `conv.op.weight`."""
+        found = super().state_dict(*args, **kwargs)
+        flat = self._region.origin.flat
+        if flat:
+            own = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+            longer = f"{own}{flat}."
+            for key in [key for key in found if key.startswith(longer)]:
+                found[own + key.removeprefix(longer)] = found.pop(key)
+        return found
+
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: object) -> None:
+        flat = self._region.origin.flat
+        if flat:
+            for key in [key for key in state_dict if key.startswith(prefix)]:
+                rest = key.removeprefix(prefix)
+                if rest.partition(".")[0] not in self._modules:
+                    state_dict[f"{prefix}{flat}.{rest}"] = state_dict.pop(key)
+        if self._region.lowering is None:
+            adapt_state(self, self._region.origin, self._region.plan, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Region:
+        return _rebuild(copy.deepcopy(self._plain_state(), memo), copy.deepcopy(self.graph, memo))
+
+    def __copy__(self) -> Region:
+        # a graph and a state of its own: a pass over the copy must not change the original
+        parts = self._region
+        lowering = copy.copy(parts.lowering)
+        if lowering is not None:
+            lowering.filled = copy.copy(lowering.filled)
+        own = _Parts(origin=parts.origin, plan=copy.copy(parts.plan), lowering=lowering, warned=parts.warned)
+        state = {**self._plain_state(), "_region": own}
+        return _rebuild(state, copy.deepcopy(self.graph))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickle, (self._plain_state(), encode_graph(self.graph))
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        return self.__reduce__()
+
+    def _plain_state(self) -> dict[str, object]:
+        # a forward on the instance is there while hooks are (engines/hooks.py)
+        dropped = (
+            "forward",
+            "_graph",
+            "_code",
+            "_lineno_map",
+            "_prologue_start",
+            "_tracer_cls",
+            "_tracer_extras",
+            "shape_env",
+        )
+        return {key: value for key, value in self.__dict__.items() if key not in dropped}
+
+
+def _after_load(region: Region, incompatible_keys: object) -> None:
+    """A state_dict was loaded into a region and all that is in it."""
+    lowering = region._region.lowering
+    if lowering is not None and lowering.filled is not None:
+        lowering.filled.keep_up(region)
+    if lowering is not None and lowering.runner is not None:
+        lowering.runner.renew()
+
+
+def _rebuild(state: dict[str, object], graph: fx.Graph) -> Region:
+    region = Region(nn.Module(), fx.Graph())
+    region.__dict__.update(state)
+    # GraphModule.__new__ gave this instance a class of its own, so its name is ours to set
+    type(region).__name__ = region._region.origin.user_class.__name__
+    region.graph = graph
+    return region
+
+
+def _unpickle(state: dict[str, object], rows: EncodedGraph) -> Region:
+    return _rebuild(state, decode_graph(rows))
+
+
+def origin_of(region: Region) -> Origin:
+    """What capture found out about a region."""
+    return region._region.origin
+
+
+def set_origin(region: Region, origin: Origin) -> None:
+    """Capture only: say where a region comes from and where it stands."""
+    region._region.origin = origin
+
+
+def plan_of(region: Region) -> Plan:
+    """What was decided about a region."""
+    return region._region.plan
+
+
+def lowering_of(region: Region) -> Lowering:
+    """How a converted region runs."""
+    lowering = region._region.lowering
+    if lowering is None:
+        raise StageError(
+            f"the region {region._region.origin.path or '<root>'!r} is not converted. Run convert_fx first."
+        )
+    return lowering
+
+
+def set_lowering(region: Region, lowering: Lowering) -> None:
+    """Say that a region is converted, and how it runs."""
+    region._region.lowering = lowering
+
+
+def stage_of(region: Region) -> Stage:
+    """How far a region has come, by what it knows."""
+    parts = region._region
+    if parts.lowering is not None:
+        return Stage.CONVERTED
+    if parts.plan.quantizer_path or parts.plan.statistics_path:
+        return Stage.PREPARED
+    return Stage.FUSED if parts.plan.fused else Stage.CAPTURED
+
+
+def runner_of(region: Region) -> Runner | None:
+    """What an engine runs a region with; None if it runs its graph."""
+    lowering = region._region.lowering
+    return None if lowering is None else lowering.runner
+
+
+def engine_of(region: Region) -> str:
+    """What runs a region: "onednn" stands for torch's own ops, too."""
+    runner = runner_of(region)
+    return "onednn" if runner is None else runner.engine
+
+
+def kernel_path_of(region: Region) -> str:
+    """Where a region has the kernels that an engine gave it, or ""."""
+    lowering = region._region.lowering
+    return "" if lowering is None else lowering.kernel_path
+
+
+def region_name(region: Region) -> str:
+    """What to call a region in a message: its path, or the user's class for a whole model."""
+    origin = region._region.origin
+    return origin.path or origin.user_class.__name__
+
+
+def regions(model: nn.Module) -> Iterator[tuple[str, Region]]:
+    """The regions of a model with their paths; a fully traced model has one, at the path ''."""
+    for path, module in model.named_modules():
+        if isinstance(module, Region):
+            yield path, module
+
+
+def user_class(module: nn.Module) -> type[nn.Module]:
+    """The class that the user wrote, also of a region."""
+    return module._region.origin.user_class if isinstance(module, Region) else type(module)

@@ -1,0 +1,31 @@
+"""The steps of a recurrent layer as one call, where the engine of the step's region has that."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fxquant.graph.lowering import Steps
+from fxquant.graph.region import Region, Stage, lowering_of, runner_of, stage_of
+
+
+def runs_step_by_step(step: nn.Module) -> bool:
+    """Whether a module is a converted region whose engine has no `scan_all`."""
+    if not isinstance(step, Region) or stage_of(step) is not Stage.CONVERTED:
+        return False
+    runner = runner_of(step)
+    return runner is None or runner.scan is None
+
+
+def scan_all(step: nn.Module, x: torch.Tensor, state: tuple[torch.Tensor, ...], backwards: bool) -> Steps | None:
+    """(outputs, final state) of `state = step(x[t], *state)` for all t, if the engine of the step has that as one call.
+
+    None if it has not, or does not take this call: then the steps are run one by one.
+    """
+    if not isinstance(step, Region) or torch.compiler.is_compiling():
+        return None
+    runner = runner_of(step)
+    if runner is None or runner.scan is None:
+        return None
+    lowering_of(step).ready(step)
+    return runner.scan(step, x, state, backwards)

@@ -1,0 +1,113 @@
+"""What is known of a model whose root need not be a region: how it is called, and what was left in float, and why.
+
+A model that does not trace as a whole is the user's own module tree, with regions inside. This is kept on its root as a
+plain attribute, so it goes along with copies and pickles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from fxquant.graph import torch_compat
+from fxquant.graph.paths import class_name, join_path
+from fxquant.graph.region import Region, origin_of, regions, set_origin, user_class
+from fxquant.ops.table import OPS, OpTable
+
+_KEY = "_fxquant_tree"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Left:
+    """A module left in float. `where` is the line of the user's code behind it, `hint` what to do about it."""
+
+    path: str
+    module: str  # its class
+    reason: str
+    where: str = ""
+    hint: str = ""
+    weighted: int = 0  # weighted ops that it is by itself; 0 for code around others
+    reached: bool = True  # the example inputs came by
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tree:
+    """How a model was captured. `num_inputs` and `input_names` are as in Origin.
+
+    `concrete` are arguments that calibration gives to a model whose Python runs as written.
+    """
+
+    method: str
+    num_inputs: int | None = None
+    input_names: tuple[str, ...] = ()
+    left: tuple[Left, ...] = ()
+    concrete: tuple[tuple[str, Any], ...] = ()
+
+
+def set_tree(model: nn.Module, tree: Tree) -> None:
+    """Write it on the root of a model."""
+    model.__dict__[_KEY] = tree
+
+
+def tree_of(model: nn.Module) -> Tree:
+    """What is known of a model; of one that is a single region, what the region knows."""
+    found: Any = model.__dict__.get(_KEY)
+    if isinstance(found, Tree):
+        return found
+    if isinstance(model, Region):
+        origin = origin_of(model)
+        return Tree(method=origin.method, num_inputs=origin.num_inputs, input_names=origin.input_names)
+    return Tree(method="")
+
+
+def trees(model: nn.Module) -> dict[str, Tree]:
+    """What is known of a model and of the parts that were captured by themselves, by path."""
+    found = {path: module.__dict__.get(_KEY) for path, module in model.named_modules()}
+    return {path: tree for path, tree in found.items() if isinstance(tree, Tree)}
+
+
+def all_left(model: nn.Module) -> tuple[Left, ...]:
+    """What was left in float in a model and in the parts of it that were captured by themselves, by full path."""
+    return tuple(
+        replace(left, path=join_path(path, left.path)) for path, tree in trees(model).items() for left in tree.left
+    )
+
+
+def place_regions(model: nn.Module, root: str = "", outer: tuple[tuple[str, str], ...] = ()) -> None:
+    """Tell every region of a model where it stands: `root` is the model's own path, `outer` what is around that."""
+    for path, region in regions(model):
+        steps = path.split(".") if path else []
+        above = [".".join(steps[:count]) for count in range(len(steps))]
+        around = [(join_path(root, at), class_name(user_class(model.get_submodule(at)))) for at in above]
+        set_origin(region, replace(origin_of(region), path=join_path(root, path), outer=(*outer, *around)))
+
+
+def weighted_parts(module: nn.Module, ops: OpTable = OPS) -> dict[str, int]:
+    """How many weighted ops each module of a tree is by itself, by path; what stands in a region is left out."""
+    found: dict[str, int] = {}
+    seen: set[int] = set()
+
+    def walk(part: nn.Module, path: str) -> None:
+        if isinstance(part, Region) or id(part) in seen:
+            return
+        seen.add(id(part))
+        count = _own_weights(part, ops)
+        if count:
+            found[path] = count
+        for name, child in part._modules.items():
+            if child is not None:
+                walk(child, f"{path}.{name}" if path else name)
+
+    walk(module, "")
+    return found
+
+
+def _own_weights(module: nn.Module, ops: OpTable) -> int:
+    op = ops.of(torch_compat.class_before_script(module))
+    if op is not None:
+        return int(op.has_weight and "weight" in module._parameters)  # else a region is in its place
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)):
+        return sum(p is not None and p.dim() >= 2 and "weight" in name for name, p in module._parameters.items())
+    return 0

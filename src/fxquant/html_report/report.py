@@ -1,0 +1,174 @@
+"""`report`: a float model and its quantized one measured side by side, as one HTML file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxquant.errors import CalibrationError, ConfigError, FxQuantError
+from fxquant.files import replacing
+from fxquant.flows.calibrate import check_data
+from fxquant.graph.region import Stage, regions, stage_of, user_class
+from fxquant.html_report.gather import (
+    agreement,
+    finite,
+    gather_account,
+    gather_fixes,
+    gather_graphs,
+    gather_score,
+    gather_speed,
+    gather_weights,
+)
+from fxquant.html_report.page import render
+from fxquant.insight.compare import compare_sides
+from fxquant.insight.fixes import try_fixes
+from fxquant.insight.sides import set_side_by_side
+from fxquant.progress import steps
+from fxquant.quantize_fx import convert_fx
+
+_PACKAGES = ("fxquant", "torch", "numpy", "llvmlite", "onnxruntime", "openvino")
+_TRIED_ON = 2  # batches: each kernel that is tried runs them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """A written report: where it is, and all numbers that are in it."""
+
+    path: Path
+    data: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that the page shows, plain."""
+        return self.data
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.data, indent=1)
+
+    def summary(self) -> str:
+        """A few lines."""
+        return "\n".join([*self.data["headlines"], f"written to {self.path}"])
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+def report(
+    float_model: nn.Module,
+    quantized: nn.Module,
+    data: Iterable[Any],
+    path: str | os.PathLike[str] = "report.html",
+    *,
+    evaluate: Callable[[nn.Module], Any] | None = None,
+    num_batches: int = 8,
+    most: int = 16,
+    seconds: float = 1.0,
+    title: str | None = None,
+    concrete_args: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> Report:
+    """Measure both models on `data` and write one HTML file that shows what happened; it opens without a network.
+
+    It has both graphs side by side, the decision, the error and the values of every tensor, where the error enters,
+    what each engine and kernel costs, what stayed in float and why, and what would help, tried. `evaluate(model)` adds
+    a score of your own: a number, or results by sample. `num_batches` of the data are used; `most` kernels are tried
+    alone in float (0: none), and each engine is timed for `seconds` (0: none). Both models stay as they are.
+
+    Example:
+        >>> import torch, fxquant as fq
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
+        >>> data = [torch.randn(2, 3, 16, 16)]
+        >>> made = fq.report(model, fq.quantize(model, data), data, "net.html", seconds=0)
+        >>> made.path.name
+        'net.html'
+    """
+    check_data(data)
+    for name, value in (("num_batches", num_batches - 1), ("most", most), ("seconds", seconds)):
+        if value < 0:
+            raise ConfigError(f"report: {name} is too small.")
+    batches = list(itertools.islice(data, num_batches))
+    if not batches:
+        raise CalibrationError("report got no batches.")
+    with steps("measuring", 5, wanted=progress) as step:
+        sides = set_side_by_side(float_model, quantized, batches[0], concrete_args or {}, "report")
+        found = compare_sides(sides, batches)
+        step("graphs")
+        made: dict[str, Any] = {"graphs": gather_graphs(sides, found, batches), "weights": gather_weights(found)}
+        made["compare"] = {"text": found.summary().splitlines(), "sqnr": found.output_sqnr, "batches": found.batches}
+        made["compare"]["dead"] = [list(each) for each in found.dead]
+        step("what would help")
+        tried = try_fixes(sides, found, batches[:_TRIED_ON], most=most) if most else None
+        made["tried"] = _tried(tried)
+        converted = _converted(quantized)
+        made["account"] = gather_account(converted)
+        step("scores")
+        made["score"] = None if evaluate is None else gather_score(float_model, converted, evaluate)
+        made["fixes"] = [] if tried is None else gather_fixes(sides, tried, evaluate, most=3)
+        made["agreement"] = agreement(sides, converted, batches)
+        step("speed")
+        made["speed"] = gather_speed(float_model, converted, batches[0], seconds) if seconds else None
+    made["title"] = title or user_class(float_model).__name__
+    made["made"] = _made_with()
+    made["headlines"] = _headlines(made)
+    plain = finite(made)
+    target = Path(path)
+    with replacing(target, FxQuantError) as part:
+        part.write_text(render(plain), encoding="utf-8")
+    return Report(path=target, data=plain)
+
+
+def _converted(quantized: nn.Module) -> nn.Module:
+    """A model that can be timed, of one in any stage."""
+    stages = {stage_of(region) for _, region in regions(quantized)}
+    return convert_fx(quantized) if Stage.PREPARED in stages else quantized
+
+
+def _tried(tried: Any) -> Any:
+    if tried is None:
+        return None
+    kernels = [
+        {"box": "/".join(each.kernel), "path": each.path, "kind": each.kind, "sqnr": each.sqnr, "gain": each.gain}
+        for each in tried.kernels
+    ]
+    return {"sqnr": tried.sqnr, "kernels": kernels}
+
+
+def _made_with() -> dict[str, str]:
+    found = {"Python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    found["threads"] = str(torch.get_num_threads())
+    found["made"] = time.strftime("%Y-%m-%d %H:%M")
+    return found
+
+
+def _headlines(made: dict[str, Any]) -> list[str]:
+    """What a reader wants first, as sentences."""
+    lines = []
+    if (score := made["score"]) is not None:
+        lines.append(f"score {score['int8']:.4g}, float {score['float']:.4g}")
+    if (same := made["agreement"]) is not None:
+        lines.append(f"same top answer as float in {same['same'] / same['every']:.1%} of {same['every']} samples")
+    lines.append(f"outputs {made['compare']['sqnr']:.1f} dB from the float model's")
+    quantized, every = made["account"]["weighted"]
+    lines.append(f"{quantized} of {every} ops with weights are quantized")
+    if (speed := made["speed"]) is not None:
+        base = next(row for row in speed["rows"] if row["name"] == "float")
+        best = min((row for row in speed["rows"] if row["name"] != "float"), key=lambda row: row["ms"], default=base)
+        lines.append(f"{best['name']}: {best['ms']:.2f} ms, float {base['ms']:.2f} ms ({base['ms'] / best['ms']:.1f}x)")
+        lines.append(f"{best['size']:.2f} MiB, float {base['size']:.2f} MiB")
+    return lines

@@ -1,0 +1,200 @@
+"""The result of `compare`: a row for each tensor and each weight, as a table, JSON, CSV or HTML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from fxquant.errors import ConfigError
+from fxquant.insight.weights import WeightRow
+from fxquant.tables.present import as_csv, as_group, as_html, as_text, new_table
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+CLIPPED = 0.001  # a share from which calibration is called too narrow
+_COLUMNS = (
+    "path",
+    "op",
+    "runs in",
+    "SQNR",
+    "own",
+    "enters",
+    "cosine",
+    "max error",
+    "clipped",
+    "to zero",
+    "range",
+    "calibrated",
+    "spread",
+)
+_WEIGHT_COLUMNS = ("path", "op", "SQNR", "cosine", "max error", "before", "fused", "quantized", "spec")
+_NUMBERS = ("SQNR", "own", "enters", "cosine", "max error", "clipped", "to zero", "spread")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerRow:
+    """One tensor, by the module that made it. All is measured on the data that `compare` was given.
+
+    `sqnr`, `cosine` and `max_error` compare the two models there. `own_sqnr` is the error of this op alone, with the
+    float model's tensors before it (None where that cannot be told), and `enters` its share in the sum of all such
+    errors. `clipped` is the share of the float values outside of the `calibrated` range, and `collapsed` the share
+    that is rounded to zero; None where nothing is rounded. `low` and `high` are the float range here, `widened` the
+    last of the `batches` that made it wider, `spread` the deviation of its width over the batches, of the mean.
+    """
+
+    path: str
+    node: str
+    region: str
+    kind: str
+    status: str
+    where: str
+    sqnr: float
+    own_sqnr: float | None
+    enters: float
+    cosine: float
+    max_error: float
+    clipped: float | None
+    collapsed: float | None
+    low: float
+    high: float
+    calibrated: tuple[float, float] | None
+    spread: float
+    widened: int
+    batches: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Rows in the order of the run. `dead` are quantizers without a grid, with the reason; printing shows tables."""
+
+    rows: tuple[LayerRow, ...]
+    weights: tuple[WeightRow, ...]
+    output_sqnr: float
+    batches: int
+    dead: tuple[tuple[str, str], ...] = ()
+
+    def __iter__(self) -> Iterator[LayerRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, path: str) -> LayerRow:
+        """The last tensor that the module at a path makes."""
+        found = [row for row in self.rows if path in (row.path, row.node)]
+        if not found:
+            raise ConfigError(f"nothing was compared at {path!r}. The rows have the paths: [row.path for row in ...].")
+        return found[-1]
+
+    def weight(self, path: str) -> WeightRow:
+        """The weight of the module at a path, with its tensors `before`, `fused` and `quantized`."""
+        for row in self.weights:
+            if row.path == path:
+                return row
+        raise ConfigError(
+            f"{path!r} has no quantized weight. Those with one: {', '.join(r.path for r in self.weights)}."
+        )
+
+    def worst(self, count: int = 5) -> tuple[LayerRow, ...]:
+        """Where most of the error enters."""
+        return tuple(sorted(self.rows, key=lambda row: -row.enters)[:count])
+
+    def narrow(self) -> tuple[LayerRow, ...]:
+        """Tensors that this data takes out of the range that calibration saw, the worst first."""
+        found = [row for row in self.rows if (row.clipped or 0) > CLIPPED]
+        return tuple(sorted(found, key=lambda row: -(row.clipped or 0)))
+
+    def summary(self) -> str:
+        """A few lines: how close the outputs are, where the error enters, whether calibration saw enough."""
+        lines = [f"outputs: {self.output_sqnr:.1f} dB over {self.batches} batches, {len(self.rows)} tensors compared"]
+        worst = [f"{row.path or row.node} ({row.enters:.0%})" for row in self.worst(3) if row.enters > 0]
+        if worst:
+            lines.append(f"most error enters at: {', '.join(worst)}")
+        if narrow := self.narrow():
+            names = ", ".join(f"{row.path or row.node} ({row.clipped:.1%})" for row in narrow[:3])
+            lines.append(
+                f"{len(narrow)} tensors leave the calibrated range: {names}. Calibrate with more data, or with other "
+                "data, if that is not what the observer clips on purpose."
+            )
+        late = [row for row in self.rows if row.batches > 3 and row.widened == row.batches]
+        if len(late) > len(self.rows) / 4:
+            lines.append(f"{len(late)} ranges still grew in the last batch: this is too little data to calibrate with.")
+        lines += [f"no grid: {name} {why}" for name, why in self.dead]
+        return "\n".join(lines)
+
+    def table(self) -> Table:
+        """The tensors as a rich table, in the order of the run."""
+        title = "dB; own: this op alone; enters: its share of the error"
+        table = new_table(title, _COLUMNS, whole=_COLUMNS, right=_NUMBERS)
+        for row in self.rows:
+            table.add_row(*_cells(row))
+        return table
+
+    def weights_table(self) -> Table:
+        """The weights as a rich table."""
+        table = new_table("weights: largest value before and after fusing", _WEIGHT_COLUMNS, whole=_WEIGHT_COLUMNS[:-1])
+        for row in self.weights:
+            table.add_row(*_weight_cells(row))
+        return table
+
+    def to_dict(self) -> dict[str, object]:
+        """All numbers, plain; the tensors of weights are left out."""
+        weights = [
+            {"path": row.path, "kind": row.kind, "spec": row.spec, "sqnr": row.sqnr, "cosine": row.cosine}
+            | {"max_error": row.max_error, "fused_gain": row.fused_gain}
+            for row in self.weights
+        ]
+        return {
+            "output_sqnr": self.output_sqnr,
+            "batches": self.batches,
+            "dead": dict(self.dead),
+            "rows": [asdict(row) for row in self.rows],
+            "weights": weights,
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def to_csv(self) -> str:
+        """A line for each tensor."""
+        names = list(LayerRow.__dataclass_fields__)
+        return as_csv(names, ([getattr(row, name) for name in names] for row in self.rows))
+
+    def _repr_html_(self) -> str:
+        rows = as_html(self.summary(), _COLUMNS, map(_cells, self.rows))
+        return rows + as_html("weights", _WEIGHT_COLUMNS, map(_weight_cells, self.weights))
+
+    def __str__(self) -> str:
+        return as_text(self.summary(), self.table(), self.weights_table())
+
+    def __rich__(self) -> Group:
+        return as_group(self.summary(), self.table(), self.weights_table())
+
+
+def _cells(row: LayerRow) -> Sequence[str]:
+    return (
+        row.path or f"({row.node})",
+        row.kind,
+        row.status,
+        f"{row.sqnr:.1f}",
+        "" if row.own_sqnr is None else f"{row.own_sqnr:.1f}",
+        f"{row.enters:.0%}" if row.enters else "",
+        f"{row.cosine:.5f}",
+        f"{row.max_error:.3g}",
+        "" if row.clipped is None else f"{row.clipped:.2%}",
+        "" if row.collapsed is None else f"{row.collapsed:.1%}",
+        f"{row.low:.3g} .. {row.high:.3g}",
+        "" if row.calibrated is None else "{:.3g} .. {:.3g}".format(*row.calibrated),
+        f"{row.spread:.0%}",
+    )
+
+
+def _weight_cells(row: WeightRow) -> Sequence[str]:
+    largest = (f"{float(tensor.abs().max()):.3g}" for tensor in (row.before, row.fused, row.quantized))
+    numbers = (f"{row.sqnr:.1f}", f"{row.cosine:.5f}", f"{row.max_error:.3g}")
+    return (row.path, row.kind, *numbers, *largest, row.spec)

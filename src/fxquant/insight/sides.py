@@ -1,0 +1,55 @@
+"""A float model and a quantized one, as graphs of which it is known which tensors are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from fxquant.capture.canonical.as_plain import as_plain
+from fxquant.capture.compare import evaluating
+from fxquant.capture.untouched.snapshot import left_as_it_was
+from fxquant.errors import StageError
+from fxquant.export.reference import reference_of
+from fxquant.graph.first_call import refuse_waiting
+from fxquant.graph.region import Stage, regions, stage_of
+from fxquant.graph.tree import tree_of
+from fxquant.insight.twin import Pair, capture_float, folded, pair_up
+from fxquant.quantize_fx import convert_to_reference_fx
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sides:
+    """`twin` is the float model as regions, `fused` the same with batch norms folded, `reference` the QDQ model.
+
+    `pairs` are the nodes of each region of the reference that have a partner in the twin.
+    """
+
+    twin: nn.Module
+    fused: nn.Module
+    reference: nn.Module
+    pairs: Mapping[str, Mapping[fx.Node, Pair]]
+
+
+def set_side_by_side(
+    float_model: nn.Module, quantized: nn.Module, batch: object, concrete: Mapping[str, Any], caller: str
+) -> Sides:
+    """Capture the float model on a batch, and take the QDQ form of the other. Both stay as they are."""
+    plain = as_plain(float_model, caller, training=False)
+    if any(True for _ in regions(plain)):
+        raise StageError(f"{caller} needs the float model first, then the quantized one.")
+    reference = _reference(quantized, caller)
+    with evaluating(plain), left_as_it_was(plain):
+        twin = capture_float(plain, batch, tree_of(reference), dict(concrete))
+    return Sides(twin=twin, fused=folded(twin), reference=reference, pairs=pair_up(reference, twin))
+
+
+def _reference(quantized: nn.Module, caller: str) -> nn.Module:
+    """The QDQ form of a model in any stage, without changing it."""
+    refuse_waiting(quantized, caller)
+    stages = {stage_of(region) for _, region in regions(quantized)}
+    if Stage.PREPARED in stages:
+        quantized = convert_to_reference_fx(quantized)
+    return reference_of(quantized, caller)

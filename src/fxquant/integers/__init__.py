@@ -1,0 +1,1 @@
+"""Converted models as programs on integers alone: read, run in NumPy, dumped for a device."""

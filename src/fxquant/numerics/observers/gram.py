@@ -1,0 +1,140 @@
+"""The Gram matrix of what a linear or convolution multiplies its weight with, for GPTQ and AdaRound.
+
+    second = sum x x^T,  first = sum x      x: a row of a linear's input, or a patch under a convolution's kernel
+
+A loss of the weight by D costs sum |D x|^2 = tr(D second D^T) at the output: all that rounding has to know.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fxquant.numerics.observers.watcher import Watcher
+
+_SHARE = 2  # a call costs as much as this many calls of the op: of more rows than that, some are taken
+_FEWEST = 256  # rows that are always taken, if there are as many
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patches:
+    """The Gram matrix of an op's input, as a statistic to keep. A linear has no `kernel`; `padding` is as F.pad has it.
+
+    `outputs` is how many numbers the op makes of a row, which says what a row may cost.
+    """
+
+    channels: int
+    outputs: int
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    mode: str = "constant"
+
+    @property
+    def label(self) -> str:
+        numbers = (self.channels, self.outputs, self.groups, *self.kernel, *self.stride, *self.dilation, *self.padding)
+        return f"gram_{'_'.join(map(str, numbers))}_{self.mode}"
+
+    def make(self) -> Gram:
+        return Gram(self)
+
+    @property
+    def features(self) -> int:
+        """How many numbers a row of one group has: the product of a weight's axes but the first."""
+        return self.channels // self.groups * math.prod(self.kernel)
+
+
+class Gram(Watcher):
+    """Watches the input of an op. Keeps one matrix and one vector for each of its groups."""
+
+    second: Tensor
+    first: Tensor
+    count: Tensor
+
+    def __init__(self, patches: Patches) -> None:
+        super().__init__()
+        self.patches = patches
+        self.register_buffer("second", torch.zeros(patches.groups, patches.features, patches.features))
+        self.register_buffer("first", torch.zeros(patches.groups, patches.features))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.calls = 0
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.is_meta or x.numel() == 0:
+            return
+        rows = self._rows(x.detach())
+        if rows is None or not rows.shape[1]:
+            return
+        if self.second.device != rows.device:
+            self.to(rows.device)
+        self.calls += 1
+        self.second += rows.transpose(1, 2) @ rows
+        self.first += rows.sum(1)
+        self.count += rows.shape[1]
+
+    def _rows(self, x: Tensor) -> Tensor | None:
+        """(groups, rows, features) of some of the rows: others from call to call."""
+        patches = self.patches
+        if not patches.kernel:
+            if x.shape[-1] != patches.channels:
+                return None
+            rows = x.reshape(-1, patches.channels)
+            return rows[self._start(len(rows)) :: self._step(len(rows))].float().unsqueeze(0)
+        dims = len(patches.kernel)
+        x = x.unsqueeze(0) if x.dim() == dims + 1 else x
+        if x.dim() != dims + 2 or x.shape[1] != patches.channels:
+            return None
+        x = F.pad(x, patches.padding, mode=patches.mode) if any(patches.padding) else x
+        sizes = [
+            (size - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, dilation in zip(
+                x.shape[2:], patches.kernel, patches.stride, patches.dilation, strict=True
+            )
+        ]
+        if min(sizes) < 1:
+            return None
+        places = torch.arange(math.prod(sizes), device=x.device)
+        total = len(x) * len(places)
+        step = self._step(total)
+        samples = torch.arange(self._start(total), total, step, device=x.device)
+        sample, place = samples // len(places), places[samples % len(places)]
+        corner: list[Tensor] = []
+        for size, stride in zip(reversed(sizes), reversed(patches.stride), strict=True):
+            corner.insert(0, place % size * stride)
+            place = place // size
+        last, taps = x.movedim(1, -1), []
+        for tap in itertools.product(*map(range, patches.kernel)):
+            at = [begin + step * size for begin, step, size in zip(corner, tap, patches.dilation, strict=True)]
+            taps.append(last[(sample, *at)])
+        rows = torch.stack(taps, -1).float()  # row, channel, tap: as a weight is flattened
+        return rows.reshape(len(rows), patches.groups, patches.features).transpose(0, 1)
+
+    def _step(self, rows: int) -> int:
+        patches = self.patches
+        affordable = _SHARE * rows * (patches.outputs // patches.groups) // patches.features
+        return max(1, rows // max(affordable, _FEWEST))
+
+    def _start(self, rows: int) -> int:
+        return self.calls % self._step(rows)
+
+    def merge(self, other: Gram) -> None:
+        self.second += other.second.to(self.second.device)
+        self.first += other.first.to(self.first.device)
+        self.count += other.count.to(self.count.device)
+
+    def fresh(self) -> Gram:
+        return Gram(self.patches)
+
+    def moments(self) -> tuple[Tensor, Tensor] | None:
+        """(mean of x x^T, mean of x) per group, in float64; None if nothing was seen, or something infinite."""
+        if not int(self.count) or not bool(torch.isfinite(self.second).all()):
+            return None
+        return self.second.double() / self.count, self.first.double() / self.count

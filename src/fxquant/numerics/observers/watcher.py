@@ -1,0 +1,26 @@
+"""What an algorithm keeps of a tensor in calibration, beside the ranges that observers find."""
+
+from __future__ import annotations
+
+import abc
+
+from torch import Tensor, nn
+from typing_extensions import Self
+
+
+class Watcher(nn.Module, abc.ABC):
+    """Sees a tensor batch by batch. All that it keeps are buffers whose sizes do not depend on the data."""
+
+    _is_impure = True  # its calls have no users, and dead code elimination is to leave them
+
+    @abc.abstractmethod
+    def forward(self, x: Tensor) -> None:
+        """See a batch. What is no float tensor of the shape that is meant is passed over."""
+
+    @abc.abstractmethod
+    def merge(self, other: Self) -> None:
+        """Become what one would be that saw the data of both."""
+
+    @abc.abstractmethod
+    def fresh(self) -> Self:
+        """One of its kind that has seen nothing."""

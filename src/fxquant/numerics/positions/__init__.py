@@ -1,0 +1,1 @@
+"""Positions of power-of-two scales: what holds between them, and which are best."""

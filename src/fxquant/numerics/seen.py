@@ -1,0 +1,47 @@
+"""Whether small tensors still are what they were, for those who keep numbers that they read from them."""
+
+from __future__ import annotations
+
+from operator import getitem, is_, methodcaller
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_bytes = methodcaller("tobytes")
+_MOST_SHARED = 2**14  # bytes
+
+
+class Seen:
+    """What was read: which tensors stood there, where their memory is, and the bytes in it.
+
+    Bytes, and not counts of writes: those miss what is written through `tensor.data`, and inference tensors have none.
+    """
+
+    def __init__(self, tables: list[dict[str, Any]], keys: list[str]) -> None:
+        self.tables, self.keys = tables, keys
+        self.tensors: list[Tensor] = list(map(getitem, tables, keys))
+        self.pointers = list(map(Tensor.data_ptr, self.tensors))
+        memory = {tensor.untyped_storage().data_ptr(): _memory(tensor) for tensor in self.tensors if tensor.is_cpu}
+        self.arrays = list(memory.values())
+        self.bytes = list(map(_bytes, self.arrays))
+
+    def holds(self) -> bool:
+        """Whether all is as it was. A few passes in C: this is before each call."""
+        try:
+            same = all(map(is_, map(getitem, self.tables, self.keys), self.tensors))
+        except KeyError:
+            return False
+        return (
+            same
+            and list(map(Tensor.data_ptr, self.tensors)) == self.pointers
+            and list(map(_bytes, self.arrays)) == self.bytes
+        )
+
+
+def _memory(tensor: Tensor) -> object:
+    """A view of all that lies in a tensor's memory, which many grids share; of the tensor alone if that is much."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes() > _MOST_SHARED:
+        return tensor.detach().numpy()
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()

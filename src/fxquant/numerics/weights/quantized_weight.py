@@ -1,0 +1,144 @@
+"""What is left of a weighted module after conversion: a holder of its integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, func, nn
+
+from fxquant.config.spec import Spec
+from fxquant.graph import torch_compat
+from fxquant.graph.nibbles import pack, unpack
+from fxquant.numerics.affine import dequantize
+from fxquant.numerics.weights.readable import readable
+
+
+class QuantizedWeight(nn.Module):
+    """Holds what is left of a weighted module: integer `weight`, its qparams, and the bias.
+
+    Graphs and kernels read the integers. `forward` is for the user's own code, where that runs: the float op on the
+    dequantized weight.
+    """
+
+    shell: nn.Module  # the module it was, without its tensors
+
+    weight: Tensor
+    weight_scale: Tensor
+    weight_zero_point: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, kind: str, spec: Spec, tail: tuple[int, ...] | None = None) -> None:
+        super().__init__()
+        self.kind = kind
+        self.spec = spec
+        self.tail = tail  # the shape of a row of a weight whose integers are two to a byte, see graph/nibbles.py
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of the weight, packed or not."""
+        return tuple(self.stored.shape) if self.tail is None else (self.stored.shape[0], *self.tail)
+
+    @property
+    def stored(self) -> Tensor:
+        """The weight as it is stored."""
+        weight = self._buffers["weight"]
+        assert weight is not None
+        return weight
+
+    @property
+    def integers(self) -> Tensor:
+        """The integers of the weight, each in an element of its own; made for the call where they are packed."""
+        return self.stored if self.tail is None else unpack(self.stored, self.tail, self.spec.signed)
+
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: Any) -> None:
+        errors = [f"{prefix}{name}: {error}" for name, error in self._misfits(state_dict, prefix)]
+        if errors:
+            args[-1].extend(errors)
+            return
+        given = state_dict.get(f"{prefix}weight")
+        if isinstance(given, Tensor) and self._is_wide(given):
+            state_dict[f"{prefix}weight"] = pack(given)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _is_wide(self, given: Tensor) -> bool:
+        """Whether a packed weight is given unpacked, by a model that was converted before they were packed."""
+        return self.tail is not None and tuple(given.shape) == self.weight_shape and given.dtype == self.spec.dtype
+
+    def _misfits(self, state_dict: dict[str, object], prefix: str) -> Iterator[tuple[str, str]]:
+        """What a state dict has that would be copied here and mean something else, by name."""
+        ends = (self.spec.quant_min, self.spec.quant_max)
+        for name, own in self._buffers.items():
+            given = state_dict.get(prefix + name)
+            if own is None or not isinstance(given, Tensor):
+                continue
+            wide = name == "weight" and self._is_wide(given)
+            if given.dtype != own.dtype and not wide and not (given.is_floating_point() and own.is_floating_point()):
+                dtypes = f"the state has {given.dtype}, this model {own.dtype}"
+                yield name, f"{dtypes}. It is another model's, or not converted."
+            elif not given.is_meta and given.numel():
+                if name == "weight_scale" and not bool((given > 0).all()):
+                    yield name, f"the scale of a weight is positive; the state has {float(given.min())}."
+                if name == "weight" and self.tail is not None and not wide:
+                    given = unpack(given, (2 * given.shape[-1],), self.spec.signed)
+                if name in ("weight", "weight_zero_point") and not ends[0] <= given.min() <= given.max() <= ends[1]:
+                    has = f"integers from {int(given.min())} to {int(given.max())}"
+                    yield name, f"the state has {has}, this model takes {ends[0]} to {ends[1]}."
+
+    def __getattr__(self, name: str) -> Any:
+        """What a graph that is written down or compiled reads is the plain tensor."""
+        return self._for_code(name, super().__getattr__(name))
+
+    def as_float(self, name: str) -> object:
+        """The tensor of this name for code outside, where a float module stood."""
+        value = self.dequantized(name)
+        return readable(value, self, name) if _is_for_code(name, value) else value
+
+    def _for_code(self, name: str, value: Any) -> object:
+        if not _is_for_code(name, value):
+            return value
+        # one view as long as there is the tensor: some caches go by the id of what they are given
+        views = self.__dict__.setdefault("_views", {})
+        kept, view = views.get(name, (None, None))
+        if kept is not value or view._owner is not self or view.data_ptr() != value.data_ptr():  # tensor.data = ...
+            view = readable(value, self, name)
+            views[name] = value, view
+        return view
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_views"}
+
+    def stamp(self) -> object:
+        """Another value after any of the tensors was written to, or replaced; equal before, for copies made of them."""
+        tensors = [tensor for tensor in self._buffers.values() if tensor is not None]
+        try:
+            return [(id(tensor), tensor._version, tensor.data_ptr()) for tensor in tensors]
+        except RuntimeError:  # inference tensors do not count writes
+            return object()
+
+    def dequantized(self, name: str) -> Any:
+        """The tensor of this name as code that reads a float module expects it."""
+        if name == "weight":
+            zero = self.weight_zero_point
+            zero = torch.zeros_like(self.weight_scale, dtype=torch.int32) if zero is None else zero
+            return dequantize(self.integers, self.weight_scale, zero, self.spec)
+        scale, zero = self._buffers.get("bias_scale"), self._buffers.get("bias_zero_point")
+        bias = self._buffers.get("bias")
+        if name == "bias" and scale is not None:
+            return None if bias is None or zero is None else (bias.to(torch.float32) - zero) * scale
+        return bias if name == "bias" else getattr(self, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        names = [name for name, tensor in self.shell._parameters.items() if tensor is not None]
+        return func.functional_call(self.shell, {name: self.dequantized(name) for name in names}, args, kwargs)
+
+    def extra_repr(self) -> str:
+        return f"{self.kind}, {self.weight_shape}, {self.spec}"
+
+
+def _is_for_code(name: str, value: object) -> bool:
+    """Whether a tensor is read by code as it runs, by one of the names that can be called."""
+    if name not in ("weight", "bias") or type(value) is not Tensor or torch.compiler.is_compiling():
+        return False
+    return torch_compat.plain_mode()

@@ -1,0 +1,70 @@
+"""Tensors of a quantized module that can be called, as code for torch.ao's modules reads them.
+
+conv.weight                   the tensor
+conv.weight().dequantize()    its real values, in float
+conv.weight().int_repr()      its integers
+conv.bias()                   the real values
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+
+class Readable(Tensor):
+    """A view of a tensor, for code outside. Ops, copies and pickles take it as a plain tensor."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    _owner: Any  # QuantizedWeight
+    _name: str
+
+    def __call__(self) -> Tensor:
+        if self._name == "bias":
+            return self.dequantize()
+        return readable(self._owner.integers, self._owner, self._name)
+
+    def dequantize(self) -> Tensor:
+        return cast(Tensor, self._owner.dequantized(self._name))
+
+    def int_repr(self) -> Tensor:
+        return cast(Tensor, self._owner.integers if self._name == "weight" else self._owner._buffers[self._name])
+
+    def qscheme(self) -> Any:
+        """As torch names it; per group there is no name."""
+        if self._owner.spec.granularity == "per_tensor":
+            return torch.per_tensor_affine
+        return torch.per_channel_affine if self._owner.spec.granularity == "per_channel" else None
+
+    def q_scale(self) -> float:
+        return float(self._owner.weight_scale)
+
+    def q_zero_point(self) -> int:
+        zero = self._owner.weight_zero_point
+        return 0 if zero is None else int(zero)
+
+    def q_per_channel_scales(self) -> Tensor:
+        return cast(Tensor, self._owner.weight_scale)
+
+    def q_per_channel_zero_points(self) -> Tensor:
+        zero = self._owner.weight_zero_point
+        return torch.zeros_like(self._owner.weight_scale, dtype=torch.int64) if zero is None else zero.to(torch.int64)
+
+    def q_per_channel_axis(self) -> int:
+        return int(self._owner.spec.axis)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Tensor:
+        return self.as_subclass(Tensor).clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+def readable(tensor: Tensor, owner: Any, name: str) -> Tensor:
+    """The tensor `name` of a QuantizedWeight for code outside."""
+    view = tensor.as_subclass(Readable)
+    view._owner, view._name = owner, name
+    return view

@@ -1,0 +1,28 @@
+"""The points of the pipelines at which algorithms do their work. The hooks: graph/algorithm.py."""
+
+from __future__ import annotations
+
+from fxquant.graph.context import Context
+from fxquant.graph.region import Region, plan_of
+from fxquant.passes.watch import forget
+
+
+def rewrite_float(region: Region, context: Context) -> None:
+    """Let the algorithms rewrite the float graph, and remember which they are."""
+    plan_of(region).algorithms = context.algorithms
+    for algorithm in context.algorithms:
+        algorithm.rewrite(region, context)
+
+
+def adapt_calibrated(region: Region, context: Context) -> None:
+    """Let the algorithms rewrite the float graph by what calibration saw."""
+    for algorithm in plan_of(region).algorithms:
+        algorithm.adapt(region, context)
+
+
+def apply_algorithms(region: Region, context: Context) -> None:
+    """Let the algorithms change weights, biases and quantizers before these are fixed, and forget what was seen."""
+    for algorithm in plan_of(region).algorithms:
+        algorithm.apply(region, context)
+    plan_of(region).algorithms = ()
+    forget(region)

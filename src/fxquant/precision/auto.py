@@ -1,0 +1,269 @@
+"""Automatic precision: what `quantize` does where int8 alone is too far from float.
+
+    converted, compared with float on a few batches          good enough: done
+    the tensors that cause the error, from one pass          sites.py
+    changes, cheapest first, each converted and compared     steps.py; what gives less than it should is taken back
+
+One calibration serves: every try decides anew from the same statistics. The same data give the same result.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import nn
+
+from fxquant.capture.compare import copy_inputs
+from fxquant.config.target import Target
+from fxquant.engines.engine import Engine
+from fxquant.engines.table import REFERENCE
+from fxquant.errors import ConfigError, FxQuantError, StageError
+from fxquant.export.reference import reference_of
+from fxquant.flows.decide import decide
+from fxquant.graph.amendments import Amendments
+from fxquant.graph.region import plan_of, regions
+from fxquant.precision.attribute import count_samples
+from fxquant.precision.check import LEAST, Check, compare_outputs
+from fxquant.precision.eaten import find_eaten, warn_eaten
+from fxquant.precision.sites import SAMPLES, Site, find_sites
+from fxquant.precision.steps import Step, better_ranges, int8_time, joined, more_precision
+
+log = logging.getLogger("fxquant")
+
+Precision = Literal["auto", "int8"]
+
+GOOD = 27.0  # dB at the outputs, a cosine of 0.999: what changes aim at
+LOOK = 20.0  # below that, causes are looked for
+LOST = 5.0  # below that, hardly anything of the answer is left, and changes may cost more
+_BATCHES, _SAMPLES = 4, 32  # that are compared, at most
+_ROUNDS = 3  # of lifting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Limit:
+    """What lifting may add to the time, as a share of the int8 model's, and what it has to gain for that, in dB.
+
+    `goal` is where it stops, `most` how many tensors it may take.
+    """
+
+    slower: float
+    gain: float
+    goal: float = GOOD
+    most: int | None = None
+
+
+_CHEAP = _Limit(slower=0.1, gain=6.0)
+_FAILING = _Limit(slower=math.inf, gain=6.0, most=3)
+_COLLAPSED = (_Limit(slower=0.3, gain=6.0), _Limit(slower=math.inf, gain=3.0, goal=LEAST + 3.0))
+_RECOVERING = _Limit(slower=0.5, gain=1.0)  # after a collapse: on to where it is good
+
+
+def check_precision(precision: str, budget: float | None) -> None:
+    """Raise unless these are what `quantize` knows."""
+    if precision not in ("auto", "int8"):
+        raise ConfigError(f"precision={precision!r} is unknown. Known: 'auto', 'int8'.")
+    if budget is not None and not 0 < budget <= 1:
+        raise ConfigError(f"budget={budget!r}: expected a share of the float model's time, above 0 and at most 1.")
+
+
+class Kept:
+    """Passes data on, and keeps copies of the first batches. Make it with `keep_first`."""
+
+    def __init__(self, data: Iterable[Any]) -> None:
+        self._data = data
+        self.batches: list[Any] = []
+        self._samples = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._data:
+            if len(self.batches) < _BATCHES and self._samples < _SAMPLES:
+                self.batches.append(copy_inputs(batch))
+                self._samples += count_samples(batch)
+            yield batch
+
+
+class _SizedKept(Kept):
+    """The same for data whose length is known, so that a progress bar is whole."""
+
+    def __len__(self) -> int:
+        assert isinstance(self._data, Sized)
+        return len(self._data)
+
+
+def keep_first(data: Iterable[Any]) -> Kept:
+    """Data that keeps what it gives first."""
+    return _SizedKept(data) if isinstance(data, Sized) else Kept(data)
+
+
+def assured(
+    float_model: nn.Module,
+    prepared: nn.Module,
+    converted: nn.Module,
+    batches: Sequence[Any],
+    *,
+    engine: Engine,
+    convert: Callable[[nn.Module, Engine], nn.Module],
+    budget: float | None,
+    may_change: bool,
+) -> nn.Module:
+    """The converted model, or a better one from the same calibration, where it is too far from the float model.
+
+    `convert` makes a converted model of a decided one, on an engine. Without `may_change`, what falls short is said.
+    """
+    if not batches or not any(True for _ in regions(converted)):
+        return converted
+    measure = functools.partial(_measure, float_model, batches=batches)
+    try:
+        found = measure(reference_of(converted, "quantize"))
+    except (FxQuantError, RuntimeError, TypeError, ValueError) as error:
+        warnings.warn(f"quantize could not compare its result with the float model: {error}", stacklevel=3)
+        return converted
+    if not found.compared:
+        warnings.warn(f"quantize could not compare its result with the float model. {_shapes(found)}", stacklevel=3)
+        return converted
+    if found.sqnr >= LOOK and not _broken(found):
+        return converted
+    search = _Search(prepared, batches, engine, convert, measure, budget)
+    end = search.run(found) if may_change else found
+    decided = decide(prepared, engine=engine, amendments=search.amendments)
+    warn_eaten(find_eaten(prepared, decided), stacklevel=3)
+    _tell(found, end, search, may_change)
+    return convert(decided, engine) if search.amendments else converted
+
+
+def _measure(float_model: nn.Module, quantized: nn.Module, *, batches: Sequence[Any]) -> Check:
+    outputs = compare_outputs(float_model, quantized, batches)
+    return Check(outputs=outputs.rows(), least=LEAST, batches=len(batches))
+
+
+def _broken(found: Check) -> bool:
+    return any(row.broken for row in found.compared)
+
+
+class _Search:
+    """Changes that were measured to help, and what they are."""
+
+    def __init__(
+        self,
+        prepared: nn.Module,
+        batches: Sequence[Any],
+        engine: Engine,
+        convert: Callable[[nn.Module, Engine], nn.Module],
+        measure: Callable[[nn.Module], Check],
+        budget: float | None,
+    ) -> None:
+        self._prepared, self._batches, self._engine = prepared, batches, engine
+        self._convert, self._measure, self._budget = convert, measure, budget
+        self.amendments = Amendments()
+        self.lifted: list[str] = []
+        self.wanted: Step | None = None  # what would have helped, and was not done
+        self._spent = 0.0
+        self._start = math.inf
+
+    def run(self, found: Check) -> Check:
+        """Find them, from how the model does without any; gives how it does with them."""
+        self._start, sites = found.sqnr, self._sites(found)
+        ranges = better_ranges(sites)
+        if ranges.gain >= 1.0 and (better := self._try(ranges, found, 0.5)) is not None:
+            found, sites = better, self._sites(better)
+        for _ in range(_ROUNDS):
+            if found.sqnr >= GOOD or not sites:
+                break
+            tried = [(limit, self._lift(sites, found, limit)) for limit in self._limits(sites, found)]
+            limit, step = next((each for each in tried if each[1].gain >= each[0].gain), tried[-1])
+            better = self._try(step, found, min(limit.gain / 2, 3.0)) if step.gain >= limit.gain else None
+            if better is None:
+                self.wanted = self._lift(sites, found, replace(limit, slower=math.inf))
+                break
+            self._spent += step.slower
+            self.lifted += [name for name in step.names if name not in self.lifted]
+            found, sites = better, self._sites(better)
+        return found
+
+    def _sites(self, found: Check) -> list[Site]:
+        """For the outputs that are not good yet."""
+        short = [row.name for row in found.compared if row.sqnr < GOOD]
+        return find_sites(
+            self._prepared,
+            self._batches[:1] if count_samples(self._batches[0]) >= SAMPLES else self._batches,
+            engine=self._engine,
+            amendments=self.amendments,
+            outputs=short,
+            wide=16 in self._target.activations.bits,
+        )
+
+    @property
+    def _target(self) -> Target:
+        asked = (plan_of(region).request for _, region in regions(self._prepared))
+        named = (request.target for request in asked if request is not None and request.target is not None)
+        return next(named, self._engine.target())
+
+    def _lift(self, sites: Sequence[Site], found: Check, limit: _Limit) -> Step:
+        goal = 10 ** ((found.sqnr - limit.goal) / 10)
+        dynamic = self._engine.name in ("onednn", "reference")
+        return more_precision(sites, goal=goal, slower=limit.slower, most=limit.most, dynamic=dynamic)
+
+    def _limits(self, sites: Sequence[Site], found: Check) -> list[_Limit]:
+        """What may be spent now, the least first."""
+        if self._budget is not None:
+            return [_Limit(slower=self._budget / int8_time(sites) - 1, gain=1.0)]
+        recovering = bool(self.lifted) and self._start < LEAST
+        failing = (_CHEAP, _FAILING) if found.sqnr < LEAST else (_CHEAP,)
+        limits = _COLLAPSED if found.sqnr < LOST else (_RECOVERING,) if recovering else failing
+        return [replace(limit, slower=max(limit.slower - self._spent, 0.0)) for limit in limits]
+
+    def _try(self, step: Step, found: Check, least: float) -> Check | None:
+        """How the model does with a step, which is kept if it gains as much as asked."""
+        said = f"; {found.sqnr:.1f} dB"
+        both = joined(self.amendments, step.amendments)
+        try:
+            better = self._measure(self._made(both))
+        except StageError as error:  # a tensor that only now is to be int8 was not watched
+            log.info("automatic precision leaves out %s: %s", ", ".join(step.names), error)
+            return None
+        if better.sqnr - found.sqnr < least or (_broken(better) and not _broken(found)):
+            return None
+        self.amendments = joined(self.amendments, step.amendments.saying(f"{said} -> {better.sqnr:.1f} dB"))
+        return better
+
+    def _made(self, amendments: Amendments) -> nn.Module:
+        decided = decide(self._prepared, engine=self._engine, amendments=amendments)
+        return reference_of(self._convert(decided, REFERENCE), "quantize")
+
+
+def _tell(before: Check, after: Check, search: _Search, may_change: bool) -> None:
+    start = f"int8 is {before.sqnr:.1f} dB from float (cosine {before.cosine:.4f})"
+    if search.lifted:
+        names = ", ".join(search.lifted[:5]) + (f" and {len(search.lifted) - 5} more" if len(search.lifted) > 5 else "")
+        warnings.warn(
+            f"quantize: {start}. Lifted {names}: now {after.sqnr:.1f} dB (cosine {after.cosine:.4f}). fq.explain says "
+            'why; precision="int8" leaves all in int8.',
+            stacklevel=4,
+        )
+    if after.passed:
+        return
+    end = f"the model is {after.sqnr:.1f} dB from float (cosine {after.cosine:.4f})" if search.lifted else start
+    if not may_change:
+        help_ = "The rules that were given stay as they are: without qconfig_mapping, quantize lifts what causes it."
+    elif search.wanted is not None and search.wanted.gain > 1:
+        time = f"{search.wanted.slower:.0%} more time than int8"
+        count = len(search.wanted.names)
+        help_ = f"Lifting {count} ops is predicted to gain {search.wanted.gain:.0f} dB for {time}: give a budget=."
+    else:
+        help_ = "No few ops cause it."
+    warnings.warn(
+        f'quantize: {end}. {help_} Else: effort="best", mode="dynamic" or "weight_only", fq.tune with your own metric, '
+        "training (docs/accuracy.md).",
+        stacklevel=4,
+    )
+
+
+def _shapes(found: Check) -> str:
+    why = next((row.why for row in found.outputs), "It has no floating output.")
+    return f"{why[:1].upper()}{why[1:]}. fq.tune compares by your own metric."

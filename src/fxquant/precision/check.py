@@ -1,0 +1,225 @@
+"""`check`: whether a quantized model still answers as the float one does, on data that both are run on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fxquant.capture.canonical.as_plain import as_plain
+from fxquant.capture.compare import copy_inputs, evaluating
+from fxquant.capture.untouched.snapshot import left_as_it_was
+from fxquant.capture.untouched.written import parameters_kept
+from fxquant.errors import CalibrationError, ConfigError, FxQuantError, StageError
+from fxquant.flows.calibrate import check_data
+from fxquant.graph.first_call import refuse_waiting
+from fxquant.graph.region import Stage, regions, stage_of
+from fxquant.graph.tree import tree_of
+from fxquant.insight.compare import compare
+from fxquant.insight.comparison import Comparison
+from fxquant.precision.outputs import OutputRow, Outputs, run_float, run_quantized
+from fxquant.quantize_fx import convert_to_reference_fx
+from fxquant.tables.explain import explain
+from fxquant.tables.present import as_group, as_html, as_text, new_table
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+LEAST = 10.0  # dB at an output; below that its error is more than a third as large as its values
+_COLUMNS = ("output", "SQNR", "cosine", "max error", "")
+_EATEN = 0.5  # a share of values that are rounded to zero, from which a range is said to eat its signal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """How close the outputs are; printing it shows a table. `passed`: each is within `least` dB, and none is broken.
+
+    `advice` says what would help, where it did not pass.
+    """
+
+    outputs: tuple[OutputRow, ...]
+    least: float
+    batches: int
+    advice: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> tuple[OutputRow, ...]:
+        """The outputs that could be compared."""
+        return tuple(row for row in self.outputs if not row.why)
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.compared) and not any(row.broken or row.sqnr < self.least for row in self.compared)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    @property
+    def sqnr(self) -> float:
+        """Of the worst output, in dB; nan if none could be compared."""
+        return min((row.sqnr for row in self.compared), default=math.nan)
+
+    @property
+    def cosine(self) -> float:
+        """Of the output whose cosine is the least; nan if none could be compared."""
+        return min((row.cosine for row in self.compared), default=math.nan)
+
+    def summary(self) -> str:
+        """One line."""
+        if not self.compared:
+            return f"not passed: no floating output could be compared over {self.batches} batches"
+        word = "passed" if self.passed else "NOT PASSED"
+        worst = min(self.compared, key=lambda row: (-row.broken, row.sqnr))
+        broken = f", {worst.broken} values are not finite" if worst.broken else ""
+        return (
+            f"{word}: {worst.name} is {worst.sqnr:.1f} dB from float, cosine {worst.cosine:.5f}{broken}; at least "
+            f"{self.least:g} dB are asked for, over {self.batches} batches"
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it, plain."""
+        return {
+            "passed": self.passed,
+            "least": self.least,
+            "batches": self.batches,
+            "outputs": [asdict(row) for row in self.outputs],
+            "advice": list(self.advice),
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def table(self) -> Table:
+        """The outputs as a rich table."""
+        table = new_table("outputs against the float model's", _COLUMNS, whole=_COLUMNS[:1], right=_COLUMNS[1:4])
+        for row in self.outputs:
+            table.add_row(*_cells(row))
+        return table
+
+    def __str__(self) -> str:
+        return as_text(self.summary(), self.table(), *self.advice)
+
+    def __rich__(self) -> Group:
+        return as_group(self.summary(), self.table(), *self.advice)
+
+    def _repr_html_(self) -> str:
+        return as_html("; ".join((self.summary(), *self.advice)), _COLUMNS, map(_cells, self.outputs))
+
+
+def _cells(row: OutputRow) -> Sequence[str]:
+    if row.why:
+        return (row.name, "", "", "", f"not compared: {row.why}")
+    broken = f"{row.broken} values are not finite" if row.broken else ""
+    return (row.name, f"{row.sqnr:.1f}", f"{row.cosine:.5f}", f"{row.max_error:.3g}", broken)
+
+
+def check(
+    float_model: nn.Module,
+    quantized: nn.Module,
+    data: Iterable[Any],
+    *,
+    num_batches: int | None = 4,
+    least: float = LEAST,
+    concrete_args: Mapping[str, Any] | None = None,
+) -> Check:
+    """Run both models on `data`, batches as for `calibrate`, and say whether the quantized one still answers alike.
+
+    All floating outputs are compared, also in tuples, dicts and dataclasses; each has to be within `least` dB. A
+    converted model runs on its engine as it is; one that is calibrated, trained or frozen is converted for it. Both
+    models stay as they are. Where it does not pass, `advice` says which tensors cause it and what would help.
+
+        result = fq.check(model, quantized, loader)
+        assert result.passed, result
+
+    Example:
+        >>> fq.check(model, fq.quantize(model, loader), loader).passed
+        True
+    """
+    if not math.isfinite(least):
+        raise ConfigError(f"check(least={least!r}): expected a number of dB, such as 20.0.")
+    plain = as_plain(float_model, "check", training=False)
+    if any(True for _ in regions(plain)):
+        raise StageError("check needs the float model first, then the quantized one.")
+    check_data(data)
+    batches = list(itertools.islice(data, num_batches))
+    if not batches:
+        raise CalibrationError("check got no batches.")
+    outputs = compare_outputs(plain, as_converted(quantized), batches)
+    found = Check(outputs=outputs.rows(), least=least, batches=len(batches))
+    if found.passed:
+        return found
+    advice = tuple(_advise(plain, quantized, batches, found, dict(concrete_args or {})))
+    return Check(outputs=found.outputs, least=least, batches=len(batches), advice=advice)
+
+
+def as_converted(quantized: nn.Module) -> nn.Module:
+    """A model in any stage after calibration, in a form that rounds."""
+    refuse_waiting(quantized, "check")
+    stages = {stage_of(region) for _, region in regions(quantized)}
+    if Stage.PREPARED in stages:
+        return convert_to_reference_fx(quantized)
+    if Stage.CONVERTED in stages or tree_of(quantized).method:
+        return quantized
+    stage = f"is {stages.pop()}" if stages else f"is a plain {type(quantized).__name__}"
+    raise StageError(f"check needs a quantized model; this one {stage}. Use quantize(...) or convert_fx(...).")
+
+
+def compare_outputs(float_model: nn.Module, quantized: nn.Module, batches: Iterable[Any]) -> Outputs:
+    """Run both on the same batches. Neither is changed, nor are the batches."""
+    found, tree = Outputs(), tree_of(quantized)
+    with (
+        torch.no_grad(),
+        evaluating(float_model),
+        evaluating(quantized),
+        left_as_it_was(float_model),
+        left_as_it_was(quantized, code_only=True),
+    ):
+        for batch in batches:
+            with parameters_kept(float_model):
+                wanted = run_float(float_model, copy_inputs(batch), tree)
+            found.add(wanted, run_quantized(quantized, copy_inputs(batch)))
+    return found
+
+
+def _advise(
+    float_model: nn.Module, quantized: nn.Module, batches: list[Any], found: Check, concrete: dict[str, Any]
+) -> Iterable[str]:
+    if not found.compared:
+        yield (
+            "No output can be compared: their shapes follow from values, as after non-maximum suppression. Check the "
+            "part of the model before that, or use fq.tune with your own metric."
+        )
+        return
+    try:
+        layers = compare(float_model, quantized, batches, concrete_args=concrete)
+    except FxQuantError as error:
+        yield f"fq.compare could not say where the error enters: {error}"
+        return
+    yield from _name_causes(layers)
+    if any(row.status == "int8" for row in explain(quantized)):
+        yield (
+            'fq.quantize(model, data), whose precision is "auto", lifts what causes it; fq.tune does so by your own '
+            "metric; docs/accuracy.md has the other ways."
+        )
+
+
+def _name_causes(layers: Comparison) -> Iterable[str]:
+    worst = [row for row in layers.worst(3) if row.enters > 0.05]
+    if worst:
+        names = ", ".join(f"{row.path or row.node} ({row.enters:.0%})" for row in worst)
+        yield f"Most of the error enters at {names}: leave these in float with ignore=[...], or give them another rule."
+    eaten = [row for row in layers if (row.collapsed or 0) > _EATEN]
+    if eaten:
+        names = ", ".join(f"{row.path or row.node} ({row.collapsed:.0%})" for row in eaten[:3])
+        yield f"Ranges that eat their signal, with the share of values that become zero: {names}."
+    if narrow := layers.narrow():
+        names = ", ".join(f"{row.path or row.node} ({row.clipped:.1%})" for row in narrow[:3])
+        yield f"Beyond what calibration saw: {names}. Calibrate with data like these."

@@ -1,0 +1,199 @@
+"""What to change where int8 falls short, from the noise of its tensors: cheapest first.
+
+    ranges      another way to find the range of a tensor: costs nothing
+    int16       16 bits for a tensor, where the target has them
+    dynamic     the range of a linear's input, found at run time
+    lift        all readers of a tensor take it in float: weights stay int8 ("weight_only"), other ops are float
+
+The error counts as caused by some tensors if few of them, read by little of the work, make most of it. An error that
+all tensors make together is left as it is: what is left in float for it would cost more than it gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fxquant.config.qconfig import Lift
+from fxquant.graph.amendments import Amendments, Lifted, Place, Regridded
+from fxquant.precision.sites import AT_RUN_TIME, NOW, RANGES, WIDE, Site
+from fxquant.tuning.space import TIME
+
+_MATTERS = 0.01  # of all noise: less is left alone
+_BETTER = 0.7  # of its noise, which another range leaves at most
+_ENOUGH = 0.1  # of its noise, which more precision leaves at most
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """Changes of one kind, the noise that all tensors are predicted to make after them, and the time that they add.
+
+    Noise is a share of the outputs' power, `slower` a share of the int8 model's time.
+    """
+
+    amendments: Amendments
+    before: float
+    after: float
+    slower: float = 0.0
+    names: tuple[str, ...] = ()
+
+    @property
+    def gain(self) -> float:
+        """In dB, as predicted."""
+        return 10 * math.log10(self.before / max(self.after, 1e-12 * self.before)) if self.before else 0.0
+
+
+def total(sites: Iterable[Site]) -> float:
+    """The noise that all make together."""
+    return sum(site.noise[NOW] for site in sites)
+
+
+def better_ranges(sites: Sequence[Site]) -> Step:
+    """The ranges that make less noise at the outputs."""
+    before = after = total(sites)
+    found: dict[Place, Regridded] = {}
+    for site in sites:
+        now = site.noise[NOW]
+        name = min(RANGES, key=lambda each: site.noise.get(each, math.inf))
+        best = site.noise.get(name, math.inf)
+        if now > _MATTERS * before and best < _BETTER * now:
+            why = f"range by {name}: {_db(now, best)} dB less noise from {site.place[1]} at the outputs"
+            found[site.place] = Regridded(tuple(RANGES[name].items()), why)
+            after += best - now
+    return Step(amendments=Amendments(grids=found), before=before, after=after, names=_places(found))
+
+
+def more_precision(
+    sites: Sequence[Site], *, goal: float, slower: float, dynamic: bool, most: int | None = None
+) -> Step:
+    """Sites lifted, those first whose noise is the greatest for the time that it costs, until `goal` of it is left.
+
+    They may add `slower` to the time, as a share of the int8 model's; `most` takes only so many, the worst.
+    """
+    before, whole = total(sites), _time(sites)
+    chosen = _choose(
+        sorted(sites, key=lambda site: -site.noise[NOW])[:most], before, goal * before, slower, whole, dynamic
+    )
+    left = before - sum(_taken(site, dynamic) for site in chosen)
+    grids: dict[Place, Regridded] = {}
+    lifts: dict[Place, Lifted] = {}
+    names: dict[Place, str] = {}
+    for site in chosen:
+        share = f"{site.noise[NOW] / before:.0%} of the noise at the outputs came from {_what(site)}"
+        if _is_wide(site):
+            grids[site.place] = Regridded((("bits", 16), ("observer", "minmax")), f"16 bits: {share}")
+            names[site.place] = f"{site.place[1]} (int16)"
+            continue
+        for reader in site.readers:
+            mode = _modes(site, dynamic)[reader.place]
+            if reader.place not in lifts or mode == "float":
+                lifts[reader.place] = Lifted(mode, f"lifted to {mode}: {share}")
+                names[reader.place] = f"{reader.path or reader.kind} ({mode})"
+    return Step(
+        amendments=Amendments(lifts=lifts, grids=grids),
+        before=before,
+        after=max(left, 0.0),
+        slower=_added(chosen, whole, dynamic),
+        names=tuple(dict.fromkeys(names.values())),
+    )
+
+
+def _choose(sites: Sequence[Site], left: float, goal: float, slower: float, whole: float, dynamic: bool) -> list[Site]:
+    """The sites to lift: by worth until little enough is left, then without those that are not needed for that."""
+    chosen: list[Site] = []
+    for site in _by_worth(sites, left, whole):
+        if left <= goal:
+            break
+        if _added([*chosen, site], whole, dynamic) <= slower:
+            chosen.append(site)
+            left -= _taken(site, dynamic)
+    for site in sorted(chosen, key=lambda site: site.noise[NOW]):
+        if left + _taken(site, dynamic) <= goal:
+            chosen.remove(site)
+            left += _taken(site, dynamic)
+    return chosen
+
+
+def _taken(site: Site, dynamic: bool) -> float:
+    """The noise that lifting a site takes away."""
+    if _is_wide(site):
+        return site.noise[NOW] - site.noise[WIDE]
+    return site.noise[NOW] - (site.noise[AT_RUN_TIME] if "dynamic" in _modes(site, dynamic).values() else 0.0)
+
+
+def _is_wide(site: Site) -> bool:
+    """Whether 16 bits are there for it, and enough."""
+    return WIDE in site.noise and site.noise[WIDE] < _ENOUGH * site.noise[NOW]
+
+
+def int8_time(sites: Sequence[Site]) -> float:
+    """What the quantized ops take, as a share of the float model's."""
+    work = _work(sites)
+    whole = sum(work.values())
+    return _time(sites) / whole if whole else 1.0
+
+
+def joined(first: Amendments, second: Amendments) -> Amendments:
+    """Both; the second where they are about the same."""
+    return Amendments(lifts={**first.lifts, **second.lifts}, grids={**first.grids, **second.grids})
+
+
+def _by_worth(sites: Sequence[Site], noise: float, whole: float) -> list[Site]:
+    """Sites that matter, by their noise for the time that lifting costs."""
+    matter = [site for site in sites if site.noise[NOW] > _MATTERS * noise and site.readers]
+
+    def worth(site: Site) -> float:
+        return site.noise[NOW] / noise / (_added([site], whole, dynamic=False) + 1e-3)
+
+    return sorted(matter, key=worth, reverse=True)
+
+
+def _modes(site: Site, dynamic: bool) -> dict[Place, Lift]:
+    """How the readers of a site are lifted, so that none of them rounds it any more."""
+    now = site.noise[NOW]
+    if dynamic and not site.is_weight and site.noise.get(AT_RUN_TIME, math.inf) < _ENOUGH * now:
+        return {reader.place: "dynamic" for reader in site.readers}
+    return {
+        reader.place: "weight_only" if reader.weighted and not site.is_weight else "float" for reader in site.readers
+    }
+
+
+def _added(chosen: Sequence[Site], whole: float, dynamic: bool) -> float:
+    """The time that lifting these sites adds, as a share of the int8 model's."""
+    added: dict[Place, float] = {}
+    for site in chosen:
+        modes = {} if _is_wide(site) else _modes(site, dynamic)
+        calls = max(site.calls, 1.0) if not site.is_weight else 1.0
+        for reader in site.readers if modes else ():
+            more = reader.work * calls * max(TIME[modes[reader.place]] - TIME[reader.status], 0.0)
+            added[reader.place] = max(added.get(reader.place, 0.0), more)
+    return sum(added.values()) / whole if whole else 0.0
+
+
+def _time(sites: Sequence[Site]) -> float:
+    """What the quantized ops take now."""
+    status = {reader.place: reader.status for site in sites for reader in site.readers}
+    return sum(work * TIME[status[place]] for place, work in _work(sites).items())
+
+
+def _work(sites: Sequence[Site]) -> dict[Place, float]:
+    """The multiply-adds of each op, in all its calls."""
+    found: dict[Place, float] = {}
+    for site in sites:
+        calls = max(site.calls, 1.0) if not site.is_weight else 1.0
+        for reader in site.readers:
+            found[reader.place] = max(found.get(reader.place, 0.0), reader.work * calls)
+    return found
+
+
+def _what(site: Site) -> str:
+    return f"its {'weight' if site.is_weight else 'input'} ({site.spec})"
+
+
+def _db(before: float, after: float) -> str:
+    return f"{10 * math.log10(before / max(after, 1e-12 * before)):.1f}"
+
+
+def _places(found: Mapping[Place, object]) -> tuple[str, ...]:
+    return tuple(name for _, name in found)

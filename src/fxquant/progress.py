@@ -1,0 +1,53 @@
+"""A bar for work that takes batches one by one. Where stderr is no terminal, nothing is shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from typing import Any
+
+
+def following(data: Iterable[Any], what: str, *, wanted: bool, most: int | None = None) -> Iterator[Any]:
+    """The first `most` batches of data, with a bar and the time that is left while they are used."""
+    total = len(data) if isinstance(data, Sized) else None
+    if most is not None:
+        total = most if total is None else min(total, most)
+    if not wanted or not sys.stderr.isatty():
+        yield from _first(data, most)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        for batch in _first(data, most):
+            yield batch
+            bar.advance(task)
+
+
+def _first(data: Iterable[Any], most: int | None) -> Iterator[Any]:
+    for count, batch in enumerate(data):
+        if most is not None and count >= most:
+            return
+        yield batch
+
+
+@contextmanager
+def steps(what: str, count: int, *, wanted: bool) -> Iterator[Callable[[str], None]]:
+    """A bar for work of a few steps: call what it gives with a name when the next one begins."""
+    if not wanted or not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=count)
+
+        def begin(name: str) -> None:
+            bar.update(task, description=name, advance=1)
+
+        yield begin

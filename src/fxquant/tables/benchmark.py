@@ -1,0 +1,201 @@
+"""What a model costs on each engine: time, size on disk and peak memory, beside the float model."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fxquant.archive.archive import write_archive
+from fxquant.engines.choose import on_engines
+from fxquant.engines.example import example_of
+from fxquant.engines.table import available_engines
+from fxquant.engines.timing import Timing, time_interleaved
+from fxquant.errors import ArchiveError, StageError
+from fxquant.graph.lowering import unlower
+from fxquant.graph.own import copy_model
+from fxquant.graph.region import Stage, regions, runner_of, stage_of
+from fxquant.tables.present import as_group, as_text, new_table
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+_COLUMNS = ("engine", "ms", "10% .. 90%", "speed-up", "size, MiB", "peak memory, MiB")
+_MEANING = (
+    "ms: median of one call, engines in turn; 10% .. 90%: of all calls; size: of the saved file; "
+    "peak memory: what one call adds to the process"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One way to run the model. `memory` is what a call adds to the process at its peak, in MiB, where known."""
+
+    name: str
+    timing: Timing
+    speedup: float | None
+    size: float
+    memory: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Benchmark:
+    """The rows, fastest last measured together; printing it shows a table."""
+
+    rows: tuple[Row, ...]
+    threads: int
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __getitem__(self, name: str) -> Row:
+        return next(row for row in self.rows if row.name == name)
+
+    def table(self) -> Table:
+        """The rows as a rich table."""
+        table = new_table(f"{self.threads} thread(s)", _COLUMNS, whole=("engine",), right=_COLUMNS[1:])
+        for row in self.rows:
+            speedup = "" if row.speedup is None else f"{row.speedup:.2f}x"
+            memory = "" if row.memory is None else f"{row.memory:.1f}"
+            spread = f"{row.timing.low:.2f} .. {row.timing.high:.2f}"
+            table.add_row(row.name, f"{row.timing.median:.2f}", spread, speedup, f"{row.size:.2f}", memory)
+        return table
+
+    def advice(self) -> str:
+        """What to do where int8 is slower than float; nothing elsewhere."""
+        slow = [row.name for row in self.rows if row.speedup is not None and row.speedup < 1]
+        if not slow:
+            return ""
+        best = max((row for row in self.rows if row.name != "float"), key=lambda row: row.speedup or 0.0)
+        todo = (
+            f"Take engine={best.name!r}"
+            if best.name not in slow
+            else "Small models gain little at batch 1: try a larger batch"
+        )
+        return (
+            f"slower than float: {', '.join(slow)}. {todo}; fxquant.explain(model) says what runs in float, "
+            "fxquant.profile(model) what each kernel costs."
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """All numbers, plain."""
+        return {"threads": self.threads, "rows": [asdict(row) for row in self.rows]}
+
+    def _parts(self) -> list[Table | str]:
+        return [self.table(), _MEANING, *([self.advice()] if self.advice() else [])]
+
+    def __str__(self) -> str:
+        return as_text(*self._parts())
+
+    def __repr__(self) -> str:
+        """One line, since `benchmark` prints the table."""
+        return "Benchmark(" + ", ".join(f"{row.name}: {row.timing.median:.3g} ms" for row in self.rows) + ")"
+
+    def __rich__(self) -> Group:
+        return as_group(*self._parts())
+
+
+def benchmark(
+    model: nn.Module,
+    example_inputs: object = None,
+    *,
+    example_kwargs: Mapping[str, object] | None = None,
+    float_model: nn.Module | None = None,
+    seconds: float = 3.0,
+    show: bool = True,
+) -> Benchmark:
+    """Time a converted model on every engine installed here, interleaved; print the table (`show`) and return it.
+
+    `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments.
+    Give `float_model` to have it in the same run, with speed-ups against it. Without example inputs, random
+    ones of the shapes that the model was prepared with are used.
+
+    Example:
+        >>> result = fq.benchmark(fq.quantize(model, loader), loader[0], float_model=model, seconds=0.01, show=False)
+        >>> result.rows[0].name
+        'float'
+    """
+    found = list(regions(model))
+    if not found or any(stage_of(region) is not Stage.CONVERTED for _, region in found):
+        raise StageError("benchmark needs a model from convert_fx or quantize.")
+    args, kwargs = _inputs(model, example_inputs, example_kwargs)
+    plain = copy_model(model)
+    for _, region in regions(plain):
+        unlower(region)
+    models: dict[str, nn.Module] = {} if float_model is None else {"float": float_model}
+    models.update(on_engines(plain, available_engines()))
+    calls = {name: functools.partial(each, *args, **kwargs) for name, each in models.items()}
+    memory = {name: _peak(call) for name, call in calls.items()}
+    times = time_interleaved(calls, seconds=seconds * len(calls))
+    base = times["float"].median if "float" in times else None
+    rows = [
+        Row(
+            name=name if not _passed_on(each) else f"{name}, passed on to onednn",
+            timing=times[name],
+            speedup=None if base is None else base / times[name].median,
+            size=_size(each),
+            memory=memory[name],
+        )
+        for name, each in models.items()
+    ]
+    result = Benchmark(rows=tuple(rows), threads=torch.get_num_threads())
+    if show:
+        print(result)
+    return result
+
+
+def _passed_on(model: nn.Module) -> bool:
+    """Whether a runtime did not take the calls, since they were of other sizes than the example's."""
+    runners = [runner_of(region) for _, region in regions(model)]
+    return any(runner is not None and runner.told for runner in runners)
+
+
+def _inputs(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if inputs is None and kwargs is None:
+        return (), example_of(model)
+    if isinstance(inputs, Tensor):
+        inputs = (inputs,)
+    if isinstance(inputs, Mapping):
+        inputs, kwargs = (), {**inputs, **(kwargs or {})}
+    return tuple(inputs or ()), dict(kwargs or {})
+
+
+def _size(model: nn.Module) -> float:
+    """MiB on disk."""
+    if any(True for _ in regions(model)):
+        with contextlib.suppress(ArchiveError), tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.safetensors"
+            write_archive(model, path)
+            return path.stat().st_size / 2**20
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    return buffer.tell() / 2**20
+
+
+def _peak(call: Any) -> float | None:
+    """MiB that one call adds to the resident memory at its peak; Linux lets a process reset its high-water mark."""
+    with torch.inference_mode():
+        call()
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+            before = _status("VmRSS")
+            call()
+            return max(_status("VmHWM") - before, 0.0)
+        except OSError:
+            return None
+
+
+def _status(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024
+    raise OSError(f"/proc/self/status has no {field}")

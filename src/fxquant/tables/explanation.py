@@ -1,0 +1,171 @@
+"""What `explain` gives: the rows of all nodes, what was left in float, and how that is shown."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, get_args
+
+from fxquant.errors import ConfigError
+from fxquant.graph.notes import Status
+from fxquant.graph.tree import Left
+from fxquant.ops.table import OPS
+from fxquant.tables.present import as_group, as_html, as_text, new_table
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+_SHORT = 24  # a reason up to here is repeated
+_LEFT, _LEFT_COLUMNS = "left in float, outside of the graphs", ("module", "class", "why", "where", "what to do")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One node. `group` is the anchor of its kernel, `inputs` and `output` are the quantizer ids, `where` a line."""
+
+    region: str
+    node: str
+    path: str
+    kind: str
+    status: str
+    reason: str
+    rule: str
+    group: str
+    weight: str
+    inputs: tuple[str | None, ...]
+    output: str | None
+    where: str
+
+    @property
+    def is_weighted(self) -> bool:
+        op = OPS.by_kind.get(self.kind)
+        return op is not None and op.has_weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """The rows of all regions, and the modules outside of them; printing it shows tables.
+
+    `left` are modules that stay in float, each with the reason, the line of code and a hint. `opaque` counts the
+    weighted ops inside modules that no graph looks into, by path. `boundaries` counts the float tensors that go in and
+    out of regions. `remarks` are what else there is to say of a module, with its path.
+    """
+
+    rows: tuple[Row, ...]
+    left: tuple[Left, ...] = ()
+    opaque: tuple[tuple[str, int], ...] = ()
+    regions: tuple[str, ...] = ()
+    boundaries: int = 0
+    method: str = ""
+    remarks: tuple[tuple[str, str], ...] = ()
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def counts(self) -> dict[str, int]:
+        """How many nodes have each status."""
+        return dict(Counter(row.status for row in self.rows))
+
+    def weighted(self) -> tuple[int, int]:
+        """(weighted ops with int8 weights or better, all weighted ops), in regions and outside."""
+        idle = {left.path for left in self.left if not left.reached}  # on an arm that no data took
+        found = [row for row in self.rows if row.is_weighted and not (row.status == "float" and row.path in idle)]
+        quantized = sum(row.status not in ("float", "float16") for row in found)
+        return quantized, len(found) + sum(count for _, count in self.opaque)
+
+    @property
+    def int8_share(self) -> float:
+        """The share of the weighted ops that are quantized, from 0 to 1."""
+        quantized, every = self.weighted()
+        return quantized / every if every else 1.0
+
+    def table(self, *, only: str | None = None) -> Table:
+        """The rows as a rich table, what is in float first. `only="float"`, or another status, shows those alone.
+
+        A reason that several rows have is written once, below the table.
+        """
+        rows, columns, _ = self._shown(only)
+        table = new_table(self.summary(), columns, whole=("path", "op", "runs in", "rule"))
+        for row in rows:
+            table.add_row(*row)
+        return table
+
+    def _shown(self, only: str | None) -> tuple[list[tuple[str, ...]], tuple[str, ...], list[str]]:
+        """Cells, the names of the columns, and the lines below."""
+        known = {row.status for row in self.rows}
+        if only is not None and only not in known | {*get_args(Status)}:
+            raise ConfigError(f"only={only!r} is no status. Known: {', '.join(get_args(Status))}.")
+        rows = [row for row in self.rows if only in (None, row.status)]
+        rows.sort(key=lambda row: row.status != "float")
+        often = [why for why, count in Counter(row.reason for row in rows).items() if count > 1 and len(why) > _SHORT]
+        notes = {why: f"({number})" for number, why in enumerate(often, 1)}
+        one_rule = len({row.rule for row in rows}) < 2
+        cells = [
+            (_place(row), row.kind, row.status, *(() if one_rule else (row.rule,)), notes.get(row.reason, row.reason))
+            for row in rows
+        ]
+        columns = ("path", "op", "runs in", *(() if one_rule else ("rule",)), "why")
+        return cells, columns, [f"{number} {why}" for why, number in notes.items()]
+
+    def left_table(self) -> Table:
+        """The modules left in float as a rich table."""
+        table = new_table(_LEFT, _LEFT_COLUMNS, whole=("module", "class", "where"))
+        for left in self.left:
+            table.add_row(*_left_cells(left))
+        return table
+
+    def summary(self) -> str:
+        """One line."""
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(self.counts().items()))
+        quantized, every = self.weighted()
+        share = f"{quantized} of {every} weighted ops quantized ({self.int8_share:.0%})"
+        if not every and not quantized:
+            share = "nothing to quantize: no op has weights"
+        parts = f"{len(self.regions)} region{'s' * (len(self.regions) != 1)}"
+        if self.boundaries:
+            parts += f" with {self.boundaries} float boundaries"
+        return f"{counts or 'nothing'} of {len(self.rows)} ops; {share}; {parts}"
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it, plain."""
+        rows, left = [asdict(row) for row in self.rows], [asdict(each) for each in self.left]
+        return {"summary": self.summary(), "int8_share": self.int8_share, "rows": rows, "left": left}
+
+    def _parts(self) -> list[Table | str]:
+        remarks = [f"{path or '<root>'}: {text}" for path, text in self.remarks]
+        return [self.table(), *self._shown(None)[2], *([self.left_table()] if self.left else []), *remarks]
+
+    def _repr_html_(self) -> str:
+        rows, columns, notes = self._shown(None)
+        left = as_html(_LEFT, _LEFT_COLUMNS, map(_left_cells, self.left)) if self.left else ""
+        return as_html(self.summary(), columns, rows) + "".join(f"<p>{html.escape(n)}</p>" for n in notes) + left
+
+    def __str__(self) -> str:
+        return as_text(*self._parts())
+
+    def __rich__(self) -> Group:
+        return as_group(*self._parts())
+
+
+def _place(row: Row) -> str:
+    """The module of an op; with the name of the node, for one that is not a module by itself."""
+    inside = row.path[len(row.region) :].replace(".", "_").strip("_")
+    by_itself = row.path and (row.node.strip("_") == inside or (row.path == row.region and row.is_weighted))
+    return row.path if by_itself else f"{row.path}:{row.node}".lstrip(":")
+
+
+def _left_cells(left: Left) -> tuple[str, ...]:
+    return (left.path or "<root>", left.module, left.reason, _short(left.where), left.hint)
+
+
+def _short(where: str) -> str:
+    """`file.py:12 in forward`, without the directories."""
+    head, _, rest = where.partition(":")
+    return f"{os.path.basename(head)}:{rest}" if rest else where

@@ -1,0 +1,85 @@
+"""How results are shown: as text of the terminal's width, as an HTML table, as CSV. Paths are never broken.
+
+rich is imported when something is shown.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import html
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+_NO_TERMINAL = 160  # columns, in files and pipes
+_LEAST = 18  # columns, for text that wraps
+
+
+def new_table(title: str, columns: Sequence[str], *, whole: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
+    """A rich table without lines. What stands in the columns `whole` is never broken; others wrap at words."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        unbroken = column in whole or column in right
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(column, justify=justify, no_wrap=unbroken, min_width=None if unbroken else _LEAST)
+    return table
+
+
+def as_text(*parts: Table | str) -> str:
+    """Tables and lines for `print`: as wide as the terminal, or wider where a path needs it."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    console = Console(no_color=True, force_terminal=False, highlight=False, markup=False)
+    width = console.width if sys.stdout.isatty() else _NO_TERMINAL
+    tables = [part for part in parts if isinstance(part, Table)]
+    needed = [Measurement.get(console, console.options.update(width=10_000), table).minimum for table in tables]
+    console.width = max([width, *needed])
+    with console.capture() as capture:
+        for part in parts:
+            if isinstance(part, Table) and part.title:  # a title would be as narrow as its table
+                console.print(part.title, soft_wrap=True)
+            console.print(_untitled(part), soft_wrap=isinstance(part, str))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _untitled(part: Table | str) -> Table | str:
+    if isinstance(part, str):
+        return part
+    made = copy.copy(part)
+    made.title = None
+    return made
+
+
+def as_group(*parts: Table | str) -> Group:
+    """The same for a rich console."""
+    from rich.console import Group
+
+    return Group(*parts)
+
+
+def as_html(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """An HTML table for notebooks and pages. All text is escaped."""
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(value))}</td>" for value in row) + "</tr>\n" for row in rows)
+    caption = f"<caption>{html.escape(title)}</caption>" if title else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A line for each row, after one with the names of the columns."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([" ".join(map(str, v)) if isinstance(v, tuple) else v for v in row])
+    return buffer.getvalue()

@@ -1,0 +1,159 @@
+"""What each kernel of the native engine costs, against what the CPU can do."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from fxquant.engines.native.peak import peak
+from fxquant.engines.native.program import Program
+from fxquant.engines.native.runner import NativeRunner
+from fxquant.engines.native.steps import Steps
+from fxquant.errors import StageError
+from fxquant.graph.region import regions, runner_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """Kernels of one kind and shape: how many, the time of all of them, and their products."""
+
+    kernel: str
+    count: int
+    milliseconds: float
+    macs: int
+    share: float  # of the time
+    of_peak: float  # of the products that the CPU can do in that time
+
+    @property
+    def gmacs(self) -> float:
+        """Billions of products in a second."""
+        return self.macs / self.milliseconds / 1e6 if self.milliseconds else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """The rows, slowest first, for one sample on one thread; printing it shows a table."""
+
+    rows: tuple[Row, ...]
+    peak: float  # GMAC/s
+    machine: str
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    @property
+    def milliseconds(self) -> float:
+        return sum(row.milliseconds for row in self.rows)
+
+    @property
+    def of_peak(self) -> float:
+        """The share of the peak that the whole reaches."""
+        return sum(row.macs for row in self.rows) / (self.milliseconds * 1e6 * self.peak) if self.rows else 0.0
+
+    def to_json(self) -> str:
+        """The same as text for other programs."""
+        return json.dumps({"machine": self.machine, "peak": self.peak, "rows": [asdict(row) for row in self.rows]})
+
+    def table(self) -> Table:
+        """The rows as a rich table."""
+        title = f"{self.machine}: {self.milliseconds:.2f} ms, {self.of_peak:.0%} of {self.peak:.0f} GMAC/s"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        for column in ("kernel", "count", "ms", "time", "GMAC/s", "of peak"):
+            table.add_column(column, justify="left" if column == "kernel" else "right")
+        for row in self.rows:
+            rate = (f"{row.gmacs:.0f}", f"{row.of_peak:.0%}") if row.macs else ("", "")
+            table.add_row(row.kernel, str(row.count), f"{row.milliseconds:.3f}", f"{row.share:.1%}", *rate)
+        return table
+
+    def __str__(self) -> str:
+        console = Console(width=120, no_color=True)
+        with console.capture() as capture:
+            console.print(self.table())
+        return capture.get()
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+
+def profile(
+    model: nn.Module,
+    *args: object,
+    rounds: int = 50,
+    example_kwargs: Mapping[str, object] | None = None,
+    show: bool = True,
+) -> Profile:
+    """Time every kernel of a model on the native engine, for inputs like these; print the table (`show`) and return it.
+
+    One sample is run, on one thread; a kernel's time is the least of some rounds. What Python runs between kernels is
+    not in it.
+
+    Example:
+        >>> quantized = fq.quantize(model, loader, engine="native")  # needs fxquant[native]
+        >>> fq.profile(quantized, loader[0], rounds=2, show=False).milliseconds > 0
+        True
+    """
+    runners = [runner_of(region) for _, region in regions(model)]
+    found = [runner for runner in runners if isinstance(runner, NativeRunner)]
+    if not found:
+        raise StageError("profile needs a model on the native engine: convert_fx(..., engine='native').")
+    calls: list[tuple[Program, list[Any]]] = []
+    with torch.no_grad():
+        for _ in range(2):  # makes the code, if there is none for these sizes
+            model(*args, **(example_kwargs or {}))
+        for runner in found:
+            runner.listener = lambda program, inputs: calls.append((program, inputs)) if program is not None else None
+        try:
+            model(*args, **(example_kwargs or {}))
+        finally:
+            for runner in found:
+                runner.listener = None
+    if not calls:
+        raise StageError("no part of the model runs in native code for these inputs. The log says why.")
+    result = _summed([_steps(program, inputs, rounds) for program, inputs in calls], calls[0][0])
+    if show:
+        Console().print(result.table())
+    return result
+
+
+def _steps(program: Program, inputs: list[object], rounds: int) -> list[tuple[str, int, float]]:
+    """(label, products, seconds) of each kernel."""
+    first = [value[:1] if isinstance(value, torch.Tensor) else value for value in inputs]
+    steps = Steps(program, first)
+    calls = [steps.bound(index) for index in range(len(steps.ops))]
+    best = [float("inf")] * len(calls)
+    for _ in range(rounds):
+        for index, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            best[index] = min(best[index], time.perf_counter() - start)
+    return [(op.label, op.macs, spent) for op, spent in zip(steps.ops, best, strict=True)]
+
+
+def _summed(timed: list[list[tuple[str, int, float]]], program: Program) -> Profile:
+    most = peak(program.machine)
+    totals: dict[str, tuple[int, int, float]] = {}
+    for label, macs, spent in (each for steps in timed for each in steps):
+        count, products, seconds = totals.get(label, (0, 0, 0.0))
+        totals[label] = (count + 1, products + macs, seconds + spent)
+    whole = sum(seconds for _, _, seconds in totals.values())
+    rows = [
+        Row(
+            kernel=label,
+            count=count,
+            milliseconds=seconds * 1e3,
+            macs=products,
+            share=seconds / whole,
+            of_peak=products / (seconds * most),
+        )
+        for label, (count, products, seconds) in totals.items()
+    ]
+    rows.sort(key=lambda row: -row.milliseconds)
+    return Profile(rows=tuple(rows), peak=most / 1e9, machine=program.machine.name)

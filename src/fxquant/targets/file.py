@@ -1,0 +1,156 @@
+"""A target as a file of plain values, and back.
+
+    base: tensorrt                      a known target to start from; without it, all that Target needs is given
+    name: my-chip
+    activation: {bits: 8, symmetric: true}        the fields of Spec; so for Grids, Shapes, Kernel, Position
+    tails: {conv2d: [relu, clamp]}
+
+Nothing of a file is run: it is read by YAML's safe loader, and every key and value is checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fxquant.config.forms import closest
+from fxquant.config.limits import Grids, Kernel, Position, Shapes
+from fxquant.config.spec import Spec
+from fxquant.config.target import Target
+from fxquant.errors import ConfigError
+from fxquant.targets import by_name
+
+_Read = Callable[[Any, str], Any]
+
+
+def load_target(path: str | os.PathLike[str]) -> Target:
+    """A Target from a YAML file; docs/adding_a_target.md has one.
+
+    Example:
+        >>> _ = open("chip.yaml", "w").write("name: chip\\nbase: tflite\\n")
+        >>> quantized = fq.quantize(model, loader, target=fq.load_target("chip.yaml"))
+    """
+    file = Path(path)
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"load_target cannot read {str(file)!r}: {error}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is no YAML: {error}") from None
+    return from_plain(content, str(file))
+
+
+def find_target(name: str) -> Target:
+    """A known target by its name, or one from the file of that name."""
+    return load_target(name) if name.endswith((".yaml", ".yml", ".json")) else by_name(name)
+
+
+def to_plain(value: object) -> Any:
+    """A target, or a part of one, as what YAML and JSON hold. Fields that are as by default are left out."""
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields if not _is_default(f, getattr(value, f.name))}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in sorted(value.items())}
+    return [to_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def from_plain(content: object, where: str = "target") -> Target:
+    """The target that plain values describe."""
+    given = dict(_mapping(content, where))
+    base = given.pop("base", None)
+    if base is not None:
+        known = by_name(base)
+        changes = _fields(given, Target, _TARGET, where)
+        made = _made(lambda: dataclasses.replace(known, **changes), where)
+    else:
+        made = _build(Target, _TARGET)(given, where)
+    assert isinstance(made, Target)
+    return made
+
+
+def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(value == field.default_factory())
+    return field.default is not dataclasses.MISSING and bool(value == field.default)
+
+
+def _mapping(content: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{where} holds {content!r}. Give a mapping of fields.")
+    return content
+
+
+def _kinds(value: Any, where: str) -> frozenset[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ConfigError(f"{where} is {value!r}. Give a list of kinds.")
+    return frozenset(value)
+
+
+def _tuple(value: Any, where: str) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _each(read: _Read) -> _Read:
+    return lambda value, where: {key: read(item, f"{where}.{key}") for key, item in _mapping(value, where).items()}
+
+
+def _list(read: _Read) -> _Read:
+    def make(value: Any, where: str) -> Any:
+        if not isinstance(value, list):
+            raise ConfigError(f"{where} is {value!r}. Give a list.")
+        return tuple(read(item, f"{where}[{i}]") for i, item in enumerate(value))
+
+    return make
+
+
+def _fields(content: object, cls: type[Any], readers: Mapping[str, _Read], where: str) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(cls) if field.name != "factory"]
+    found = {}
+    for key, value in _mapping(content, where).items():
+        if key not in names:
+            raise ConfigError(f"{where} has no field {key!r}.{closest(str(key), names)} Known: {', '.join(names)}.")
+        found[key] = readers.get(key, _tuple)(value, f"{where}.{key}")
+    return found
+
+
+def _build(cls: type[Any], readers: Mapping[str, _Read]) -> _Read:
+    return lambda content, where: _made(lambda: cls(**_fields(content, cls, readers, where)), where)
+
+
+def _made(make: Callable[[], Any], where: str) -> Any:
+    try:
+        return make()
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+_SPEC, _GRIDS, _SHAPES = _build(Spec, {}), _build(Grids, {}), _build(Shapes, {})
+_KERNEL = _build(Kernel, {"input": _GRIDS, "weight": _GRIDS, "output": _GRIDS, "shapes": _SHAPES})
+_POSITION = _build(Position, {"kinds": _kinds, "before": _kinds, "after": _kinds})
+
+
+def _bias(value: Any, where: str) -> Any:
+    return value if value in (None, "int32") else _SPEC(value, where)
+
+
+_TARGET: Mapping[str, _Read] = {
+    **dict.fromkeys(("kinds", "residual", "share", "signed", "split", "rewrites", "channel_scales"), _kinds),
+    "activation": _SPEC,
+    "weight": _SPEC,
+    "bias": _bias,
+    "tails": _each(_kinds),
+    "ranges": _each(_tuple),
+    "activations": _GRIDS,
+    "weights": _GRIDS,
+    "shapes": _SHAPES,
+    "kernels": _each(_KERNEL),
+    "positions": _list(_POSITION),
+}

@@ -1,0 +1,128 @@
+"""The workspace of a search: one line of JSON for each finished trial, on the disk before the next one begins.
+
+    trials.jsonl             a line about the run, one about the float model, then one for each trial
+    statistics.safetensors   what calibration saw, so that a run that goes on needs no second one
+
+A line that a killed process left half is dropped. A run goes on only with the same model and settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fxquant.errors import ConfigError
+from fxquant.files import replacing
+
+TRIALS, STATISTICS = "trials.jsonl", "statistics.safetensors"
+
+
+class Journal:
+    """Lines of a workspace; without a path they are kept in memory alone."""
+
+    def __init__(self, path: str | Path | None, run: dict[str, Any]) -> None:
+        self.path = None if path is None else Path(path)
+        self.lines: list[dict[str, Any]] = []
+        if self.path is not None:
+            self._open(self.path, run)
+        if not self.lines:
+            self.add({"kind": "run", **run})
+
+    def _open(self, path: Path, run: dict[str, Any]) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            whole = self._read(path / TRIALS)
+        except OSError as error:
+            raise ConfigError(f"the workspace {str(path)!r} cannot be used: {error.strerror or error}.") from error
+        if not self.lines:
+            return
+        before = {name: value for name, value in self.lines[0].items() if name != "kind"}
+        differs = [name for name in run if before.get(name) != json.loads(json.dumps(run[name]))]
+        if self.lines[0].get("kind") != "run" or differs:
+            raise ConfigError(
+                f"the workspace {str(path)!r} is of another search: {', '.join(differs) or 'its first line'} differs. "
+                "Give another path, or remove it."
+            )
+        with open(path / TRIALS, "r+b") as file:
+            file.truncate(whole)
+
+    def _read(self, file: Path) -> int:
+        """Read the lines; the length of those that are whole."""
+        whole = 0
+        for line in file.read_bytes().splitlines(keepends=True) if file.exists() else ():
+            if not line.endswith(b"\n"):
+                break
+            try:
+                found = json.loads(line)
+            except ValueError:
+                raise ConfigError(f"{file} is damaged at byte {whole}. Remove it to start anew.") from None
+            self.lines.append(found)
+            whole += len(line)
+        return whole
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Append a line, and see it on the disk."""
+        self.lines.append(line)
+        if self.path is None:
+            return
+        text = json.dumps(line, sort_keys=True) + "\n"
+        handle = os.open(self.path / TRIALS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(handle, text.encode())
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def find(self, kind: str) -> dict[str, Any] | None:
+        """The first line of a kind."""
+        return next((line for line in self.lines if line["kind"] == kind), None)
+
+    def by_plan(self, kind: str = "trial") -> dict[str, dict[str, Any]]:
+        """The trials that are done, by the key of their plan."""
+        return {json.dumps(line["plan"], sort_keys=True): line for line in self.lines if line["kind"] == kind}
+
+    def save_statistics(self, prepared: nn.Module) -> None:
+        """Keep what calibration saw."""
+        if self.path is None:
+            return
+        kept = {name: value.contiguous() for name, value in _statistics(prepared).items()}
+        with replacing(self.path / STATISTICS, ConfigError) as part:
+            save_file(kept, part)
+
+    def load_statistics(self, prepared: nn.Module) -> bool:
+        """Give a prepared model what calibration saw in an earlier run; False if there was none."""
+        if self.path is None or not (self.path / STATISTICS).exists():
+            return False
+        try:
+            saved = load_file(self.path / STATISTICS)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{self.path / STATISTICS} cannot be read: {error}. Remove it.") from error
+        if saved.keys() != _statistics(prepared).keys():
+            raise ConfigError(f"{self.path / STATISTICS} is of another model. Give another workspace.")
+        prepared.load_state_dict(saved, strict=False)
+        return True
+
+
+def _statistics(prepared: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in prepared.state_dict().items() if "statistics." in name}
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A digest of a model's classes and tensors."""
+    digest = hashlib.sha256()
+    for path, module in model.named_modules():
+        digest.update(f"{path}:{type(module).__qualname__};".encode())
+    for name, value in model.state_dict().items():
+        digest.update(name.encode())
+        if isinstance(value, Tensor):
+            plain = value.detach().cpu().contiguous()
+            digest.update(str(plain.dtype).encode() + plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,295 @@
+"""`tune`: the fastest or smallest model whose score on the user's own metric is within a tolerance.
+
+prepare and calibrate once  ->  trials: decide by a plan, convert, evaluate  ->  the best that passes
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from torch import nn
+
+from fxquant.arguments import either
+from fxquant.capture.canonical.as_plain import as_plain
+from fxquant.capture.compare import evaluating
+from fxquant.config.custom_config import as_convert_config
+from fxquant.config.forms import closest
+from fxquant.config.qconfig import Lift
+from fxquant.config.qconfig_mapping import QConfigMapping
+from fxquant.config.rules import Rules
+from fxquant.config.target import Target
+from fxquant.engines.choose import AUTO, check_engine
+from fxquant.engines.table import as_engine
+from fxquant.errors import ConfigError
+from fxquant.flows.calibrate import as_example, calibrate, check_data
+from fxquant.flows.decide import decide
+from fxquant.progress import steps
+from fxquant.quantize_fx import prepare_fx
+from fxquant.tables.explain import explain
+from fxquant.targets import by_name
+from fxquant.tuning import ranking
+from fxquant.tuning.bayesian import bayesian
+from fxquant.tuning.executors import Executor, InProcess, Processes
+from fxquant.tuning.journal import Journal, fingerprint
+from fxquant.tuning.judge import Judge, Score
+from fxquant.tuning.plan import Plan, watching_all
+from fxquant.tuning.ray_executor import Ray
+from fxquant.tuning.result import TuneResult
+from fxquant.tuning.search import Limits, Loop, confirm
+from fxquant.tuning.space import Space, find_units
+from fxquant.tuning.strategies import Search, Setting, at_random, basic, exhaustive, mse
+from fxquant.tuning.trial import AnyEngine, Trial, Work
+from fxquant.tuning.watch_inputs import watch_inputs
+
+Criterion = Literal["relative", "absolute"]
+Objective = Literal["latency", "size", "accuracy"]
+StrategyName = Literal["basic", "bayesian", "random", "exhaustive", "mse"]
+
+STRATEGIES: dict[str, Callable[[Setting], Search]] = {
+    "basic": basic,
+    "bayesian": bayesian,
+    "random": at_random,
+    "exhaustive": exhaustive,
+    "mse": mse,
+}
+LOOKED_AT = 4  # batches that the ops are ranked by
+
+
+def tune(
+    model: nn.Module,
+    calibration_data: Iterable[Any] | None,
+    evaluate: Callable[[nn.Module], Any],
+    *,
+    tolerance: float = 0.01,
+    criterion: Criterion = "relative",
+    objective: Objective = "latency",
+    strategy: StrategyName = "basic",
+    max_trials: int = 100,
+    timeout: float | None = None,
+    workspace: str | Path | None = None,
+    executor: Executor | Literal["processes", "ray"] | None = None,
+    higher_is_better: bool = True,
+    confidence: float = 0.95,
+    seed: int = 0,
+    recipes: Sequence[Plan] | None = None,
+    qconfig_mapping: Any = None,
+    example_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    target: Target | str | None = None,
+    engine: AnyEngine | None = None,
+    num_batches: int | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
+    progress: bool = False,
+    prepare_custom_config: Any = None,
+    convert_custom_config: Any = None,
+    prepare_custom_config_dict: Mapping[str, Any] | None = None,
+    convert_custom_config_dict: Mapping[str, Any] | None = None,
+    **preparing: Any,
+) -> TuneResult:
+    """Find the fastest (or smallest, or most accurate) int8 model within a tolerance of the float model's score.
+
+    `evaluate(model)` gives a number, or results by sample: a 1-D tensor, or parts of one that it yields. Results by
+    sample are compared in pairs; an evaluation that yields them is stopped when it is clear on which side of the limit
+    it will end. `tolerance` is a share of the float model's score, or with criterion "absolute" a difference.
+
+    Calibration runs once; each trial decides anew from the same statistics. With `workspace` every trial is on the disk
+    when it is done, and the same call goes on where it was stopped. `executor` is "processes", "ray", or one of
+    `Processes(workers=...)` and `Ray(workers=...)`; the result does not depend on it. `timeout=0` stops at the first
+    model that passes. If none does, the most accurate one is returned, with a warning, and `result.passed` is False.
+    `progress` shows bars, in a terminal.
+
+    Example:
+        >>> found = fq.tune(model, loader, lambda net: float(net(loader[0]).mean()), timeout=0)
+        >>> found.passed
+        True
+    """
+    _check(tolerance, criterion, objective, strategy, max_trials, timeout, confidence)
+    check_engine(engine)
+    model = as_plain(model, "tune", training=False)
+    converting = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
+    asked = qconfig_mapping if qconfig_mapping is not None else _default_rules(target)
+    judge = Judge(
+        evaluate=evaluate,
+        tolerance=tolerance,
+        relative=criterion == "relative",
+        higher_is_better=higher_is_better,
+        confidence=confidence,
+    )
+    run: dict[str, Any] = {
+        "model": fingerprint(model),
+        "engine": AUTO if engine == AUTO else as_engine(engine).name,
+        "target": str(getattr(target, "name", target)),
+    }
+    run |= {"criterion": criterion, "tolerance": tolerance, "confidence": confidence, "higher": higher_is_better}
+    journal = Journal(workspace, run)
+    data, batches = (None, []) if calibration_data is None else _looked_at(calibration_data)
+    if example_inputs is None and example_kwargs is None:
+        if not batches:
+            raise ConfigError("tune needs calibration data, or example_inputs for rules that need none.")
+        example_inputs, example_kwargs = as_example(batches[0], model)
+    with evaluating(model):
+        prepared = prepare_fx(
+            model,
+            watching_all(asked),
+            example_inputs if example_inputs is not None else (),
+            prepare_custom_config,
+            prepare_custom_config_dict=prepare_custom_config_dict,
+            example_kwargs=example_kwargs,
+            target=target,
+            **preparing,
+        )
+        watch_inputs(prepared)
+        if data is not None and not journal.load_statistics(prepared):
+            calibrate(prepared, data, num_batches=num_batches, progress=progress)
+            journal.save_statistics(prepared)
+        base = _base(journal, judge, model)
+    work = _with_units(
+        Work(
+            prepared=prepared,
+            rules=asked,
+            target=by_name(target) if target is not None else None,
+            engine=engine,
+            converting=converting,
+            judge=judge,
+            base=base,
+            space=Space(recipes=tuple(recipes or default_recipes(asked, objective)), units=()),
+        )
+    )
+    lifts: tuple[Lift, ...] = ("weight_only", "float") if objective == "size" else ("float",)
+    looked_at = batches or [tuple(example_inputs)] if not isinstance(example_inputs, Mapping) else [example_inputs]
+    setting = Setting(
+        space=work.space,
+        by_sensitivity=functools.partial(ranking.by_sensitivity, work, looked_at),
+        by_mse=functools.partial(ranking.by_mse, work, looked_at),
+        lifts=lifts,
+        seed=seed,
+    )
+    with closing(_executor(executor)) as runs, steps("tuning", max_trials, wanted=progress) as step:
+
+        def tell(trial: Trial) -> None:
+            step(f"drop {trial.drop:.3g}, time {trial.time:.2f}")
+            if on_trial is not None:
+                on_trial(trial)
+
+        runs.start(work)
+        loop = Loop(runs, journal, Limits(max_trials=max_trials, timeout=timeout), tell)
+        trials, stopped = loop.run(STRATEGIES[strategy](setting))
+    return _result(work, journal, trials, stopped, objective)
+
+
+def _check(
+    tolerance: float, criterion: str, objective: str, strategy: str, max_trials: int, timeout: Any, confidence: float
+) -> None:
+    for name, value, known in (
+        ("criterion", criterion, get_args(Criterion)),
+        ("objective", objective, get_args(Objective)),
+        ("strategy", strategy, tuple(STRATEGIES)),
+    ):
+        if value not in known:
+            raise ConfigError(
+                f"tune({name}={value!r}): expected one of {', '.join(known)}.{closest(str(value), known)}"
+            )
+    if tolerance < 0 or max_trials < 1 or (timeout is not None and timeout < 0):
+        raise ConfigError(
+            f"tune(tolerance={tolerance}, max_trials={max_trials}, timeout={timeout}): expected a tolerance and a "
+            "timeout from 0 on, and at least one trial."
+        )
+    if not 0 < confidence < 1:
+        raise ConfigError(f"tune(confidence={confidence}): expected a number between 0 and 1.")
+
+
+def _default_rules(target: Target | str | None) -> object:
+    return QConfigMapping().set_global(by_name(target).qconfig)
+
+
+def _looked_at(data: Iterable[Any]) -> tuple[Iterable[Any], list[Any]]:
+    """The data, and its first batches; a one-shot iterator is put together again."""
+    check_data(data)
+    iterator = iter(data)
+    batches = list(itertools.islice(iterator, LOOKED_AT))
+    return (itertools.chain(batches, iterator) if iterator is data else data), batches
+
+
+def _base(journal: Journal, judge: Judge, model: nn.Module) -> Score:
+    """The float model's score, measured once for a workspace."""
+    line = journal.find("base")
+    if line is not None:
+        return Score(value=line["value"], samples=None if line["samples"] is None else tuple(line["samples"]))
+    base = judge.measure(model)
+    journal.add({"kind": "base", "value": base.value, "samples": None if base.samples is None else list(base.samples)})
+    return base
+
+
+def _with_units(work: Work) -> Work:
+    """With the ops that the first recipe quantizes."""
+    decided = decide(work.prepared, rules=work.rules_of(work.space.recipes[0]), **work.hardware)
+    units = find_units(work.prepared, explain(decided))
+    return dataclasses.replace(work, space=Space(recipes=work.space.recipes, units=units))
+
+
+def default_recipes(rules: Any, objective: str) -> tuple[Plan, ...]:
+    """The rules as they are; then other ways to find ranges or, where size counts, activations in float."""
+    asked = [q for q in Rules(rules, lambda one, other: one is other).mapping.qconfigs() if q is not None]
+    if asked and not any(q.activation is not None and not q.activation.dynamic for q in asked):
+        return (Plan(),)
+    if objective == "size":
+        return (Plan(), Plan(mode="weight_only"))
+    return (Plan(), *(Plan(activation=(("observer", name),)) for name in ("minmax", "percentile")))
+
+
+def _executor(given: Any) -> Executor:
+    if given is None:
+        return InProcess()
+    if isinstance(given, str):
+        known = {"processes": Processes, "ray": Ray}
+        if given not in known:
+            raise ConfigError(f"tune(executor={given!r}): expected one of {', '.join(known)}.{closest(given, known)}")
+        made: Executor = known[given]()
+        return made
+    if not all(callable(getattr(given, name, None)) for name in ("start", "run", "close")):
+        raise ConfigError(
+            f"tune(executor=...): {type(given).__name__} has no start, run and close. Use Processes or Ray."
+        )
+    checked: Executor = given
+    return checked
+
+
+def _result(work: Work, journal: Journal, trials: list[Trial], stopped: str, objective: str) -> TuneResult:
+    """The best trial that passes, also with the whole evaluation; else the most accurate one."""
+    passing = sorted((trial for trial in trials if trial.passed), key=lambda trial: _rank(trial, objective))
+    best = None
+    for trial in passing:
+        whole = confirm(work, journal, trial)
+        if whole.passed:
+            best = whole
+            break
+    made = [trial for trial in trials if not trial.error]
+    if not made:
+        raise ConfigError(f"none of the {len(trials)} trials could be made. The first: {trials[0].error}")
+    chosen = best or min(made, key=lambda trial: (trial.drop, trial.time))
+    model, _, _ = work.convert(chosen.plan)
+    result = TuneResult(
+        model=model,
+        best=chosen,
+        base=work.base.value,
+        limit=work.judge.limit(work.base),
+        passed=best is not None,
+        trials=tuple(trials),
+        stopped=stopped,
+    )
+    if not result.passed:
+        warnings.warn(f"tune found no model within the tolerance. {result.summary}", stacklevel=3)
+    return result
+
+
+def _rank(trial: Trial, objective: str) -> tuple[float, ...]:
+    if objective == "accuracy":
+        return (trial.drop, trial.time)
+    return (trial.time, trial.size, trial.drop) if objective == "latency" else (trial.size, trial.time, trial.drop)
