@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 import fxquant as fq
-from fxquant.engines.runtime import Runtime
+from fxquant.engines.runtimes.runtime import Runtime
 from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.core.graph import Region
 from fxquant.errors import InputError
+from fxquant.graph.region import Region
 from zoo import conv_bn_relu
 
 CLASSES = 3

@@ -1,15 +1,17 @@
 """Imports go one way: each layer names the layers it may import, and nothing else.
 
-    core <- numerics <- {capture, passes} <- {engines, export} <- flows <- report <- assemble <- quantize_fx <- api
-         <- cli, demo
+    ops <- config <- graph <- numerics <- {capture, passes <- algorithms} <- {archive, export <- engines} <- flows
+        <- tables <- assemble <- arguments <- quantize_fx <- {insight, tuning} <- precision <- api <- cli, demo
 
-`compat` (torch.ao's names) stands on quantize_fx, beside api.
+`compat` (torch.ao's names) stands on quantize_fx, too; `config_file` and `html_report` stand on api.
+`integers` (programs on whole numbers) stands on engines;
+`exports` (the calls that write files, from any stage) on that and quantize_fx.
 
 `modules` (stock modules in a form that quantizes) stands on capture. Engines and export know its parts, and assemble
 puts them in.
 
-`targets` stands beside that line and imports core only. `errors` is open to all. The deprecated parts of torch are
-imported in core/compat.py and nowhere else.
+`targets` and `templates` stand beside that line and import core only. `errors`, `files` and `progress` are open to all.
+The deprecated parts of torch are imported in graph/torch_compat.py and nowhere else.
 """
 
 from __future__ import annotations
@@ -22,43 +24,59 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "fxquant"
 
-_TO_NUMERICS = {"errors", "core", "numerics"}
+_TO_GRAPH = {"errors", "files", "progress", "ops", "config", "graph"}
+_TO_NUMERICS = _TO_GRAPH | {"numerics"}
 _TO_PASSES = _TO_NUMERICS | {"capture", "passes"}
-_TO_ENGINES = _TO_PASSES | {"targets", "engines", "export"}
+_TO_ENGINES = _TO_PASSES | {"algorithms", "targets", "templates", "modules", "archive", "export", "engines"}
 _TO_FLOWS = _TO_ENGINES | {"flows"}
-_TO_REPORT = _TO_FLOWS | {"report"}
-_TO_ASSEMBLE = _TO_REPORT | {"modules", "assemble"}
+_TO_TABLES = _TO_FLOWS | {"tables"}
+_TO_ASSEMBLE = _TO_TABLES | {"assemble"}
 _TO_QUANTIZE = _TO_ASSEMBLE | {"arguments", "quantize_fx"}
-_TO_API = _TO_QUANTIZE | {"api"}
+_TO_PRECISION = _TO_QUANTIZE | {"insight", "tuning", "precision"}
+_TO_API = _TO_PRECISION | {"api"}
 
 ROOT = "__init__"
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "core": {"errors"},
-    "targets": {"errors", "core"},
-    "numerics": {"errors", "core"},
+    "files": {"errors"},
+    "progress": set(),
+    "ops": {"errors"},
+    "config": {"errors", "ops"},
+    "graph": {"errors", "ops", "config"},
+    "targets": {"errors", "ops", "config"},
+    "templates": {"errors", "ops", "config"},
+    "numerics": _TO_GRAPH,
     "capture": _TO_NUMERICS,
     "passes": _TO_NUMERICS,
-    "engines": _TO_PASSES | {"targets", "export", "modules"},
-    "export": _TO_PASSES | {"targets", "modules"},
+    "algorithms": _TO_NUMERICS | {"passes"},
+    "archive": _TO_PASSES | {"modules"},
+    "export": _TO_PASSES | {"modules"},
+    "engines": _TO_PASSES | {"targets", "modules", "export"},
     "flows": _TO_ENGINES,
-    "report": _TO_FLOWS,
+    "integers": _TO_ENGINES,
+    "tables": _TO_FLOWS,
     "modules": _TO_NUMERICS | {"capture"},
-    "assemble": _TO_REPORT | {"modules"},
+    "assemble": _TO_TABLES,
     "arguments": _TO_ASSEMBLE,
     "quantize_fx": _TO_ASSEMBLE | {"arguments"},
-    "api": _TO_QUANTIZE,
-    ROOT: _TO_API,
+    "exports": _TO_QUANTIZE | {"integers"},
+    "insight": _TO_QUANTIZE,
+    "tuning": _TO_QUANTIZE,
+    "precision": _TO_QUANTIZE | {"insight", "tuning"},
+    "api": _TO_PRECISION,
+    "html_report": _TO_API,
+    "config_file": _TO_API,
+    ROOT: _TO_API | {"html_report", "integers", "exports"},
     "compat": _TO_QUANTIZE,
     "demo": _TO_API | {ROOT},
-    "cli": _TO_API | {ROOT, "demo"},
+    "cli": _TO_API | {ROOT, "demo", "config_file", "html_report", "integers", "exports"},
 }
 DEPRECATED = ("torch.ao", "torchao", "torch.quantization", "torch.jit")
-COMPAT = "core/compat.py"
+COMPAT = "graph/torch_compat.py"
 
 
 def _layer(dotted: str) -> str:
-    """`fxquant.core.ops` -> core; `fxquant` or one of its public names -> __init__."""
+    """`fxquant.ops.table` -> core; `fxquant` or one of its public names -> __init__."""
     parts = dotted.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else ROOT
 
@@ -126,31 +144,31 @@ def test_the_table_has_no_cycle() -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("core/graph.py", "from fxquant.numerics import affine"),
-        ("core/graph.py", "from fxquant.numerics.affine import quantize"),
-        ("core/graph.py", "from ..numerics import affine"),
-        ("core/graph.py", "from .. import passes"),
-        ("core/graph.py", "from fxquant import Spec"),
-        ("core/graph.py", "import fxquant as fq"),
-        ("core/graph.py", "def f():\n    import fxquant.capture.trace"),
-        ("capture/trace.py", "from fxquant.passes.fold_bn import fold_bn"),
+        ("graph/region.py", "from fxquant.numerics import affine"),
+        ("graph/region.py", "from fxquant.numerics.affine import quantize"),
+        ("graph/region.py", "from ..numerics import affine"),
+        ("graph/region.py", "from .. import passes"),
+        ("graph/region.py", "from fxquant import Spec"),
+        ("graph/region.py", "import fxquant as fq"),
+        ("graph/region.py", "def f():\n    import fxquant.capture.symbolic.trace"),
+        ("capture/symbolic/trace.py", "from fxquant.passes.fold_bn import fold_bn"),
         ("passes/convert.py", "from fxquant.capture import lift"),
         ("passes/convert.py", "from fxquant.flows import calibrate"),
         ("targets/x86.py", "from fxquant.numerics.affine import quantize"),
         ("engines/onednn.py", "from fxquant.flows.calibrate import calibrate"),
-        ("errors.py", "from fxquant.core.spec import Spec"),
+        ("errors.py", "from fxquant.config.spec import Spec"),
         ("quantize_fx.py", "from fxquant import api"),
         ("api.py", "from fxquant.cli import app"),
         ("__init__.py", "from fxquant.demo import run"),
         ("utils.py", "import torch"),
-        ("core/ops.py", "import torch.ao.quantization as tq"),
-        ("core/ops.py", "from torch.ao.quantization import observer"),
-        ("core/ops.py", "from torch import ao"),
-        ("core/ops.py", "from torch import jit"),
-        ("core/ops.py", "import torchao"),
-        ("core/ops.py", "from torch.quantization import fuse_modules"),
-        ("core/ops.py", "import torch\nf = torch.jit.script"),
-        ("core/ops.py", "import importlib\nm = importlib.import_module('torch.ao.quantization')"),
+        ("ops/table.py", "import torch.ao.quantization as tq"),
+        ("ops/table.py", "from torch.ao.quantization import observer"),
+        ("ops/table.py", "from torch import ao"),
+        ("ops/table.py", "from torch import jit"),
+        ("ops/table.py", "import torchao"),
+        ("ops/table.py", "from torch.quantization import fuse_modules"),
+        ("ops/table.py", "import torch\nf = torch.jit.script"),
+        ("ops/table.py", "import importlib\nm = importlib.import_module('torch.ao.quantization')"),
     ],
 )
 def test_a_bad_import_is_found(path: str, source: str) -> None:
@@ -161,17 +179,30 @@ def test_a_bad_import_is_found(path: str, source: str) -> None:
     ("path", "source"),
     [
         (
-            "core/graph.py",
-            "from fxquant.core.ops import OPS\nfrom .spec import Spec",
+            "graph/region.py",
+            "from fxquant.ops.table import OPS\nfrom .spec import Spec",
         ),
-        ("core/spec.py", "from fxquant.errors import ConfigError"),
-        ("core/compat.py", "import torch.ao.quantization.fx._decomposed"),
-        ("core/ops.py", "import torch\nf = torch.aminmax\ng = torch.ops.aten.relu"),
+        ("config/spec.py", "from fxquant.errors import ConfigError"),
+        ("graph/torch_compat.py", "import torch.ao.quantization.fx._decomposed"),
+        ("ops/table.py", "import torch\nf = torch.aminmax\ng = torch.ops.aten.relu"),
         ("passes/annotate.py", "from ..numerics.affine import quantize\nfrom . import insert"),
         ("engines/reference.py", "from fxquant.passes.convert import convert"),
-        ("__init__.py", "from fxquant.api import quantize\nfrom fxquant.core.spec import Spec"),
+        ("__init__.py", "from fxquant.api import quantize\nfrom fxquant.config.spec import Spec"),
         ("demo.py", "import fxquant as fq"),
     ],
 )
 def test_a_good_import_is_left_alone(path: str, source: str) -> None:
     assert find_violations(source, path) == []
+
+
+def test_what_a_region_knows_is_asked_for_by_function() -> None:
+    """`region._region` is for graph/region.py; others ask `origin_of`, `plan_of`, `lowering_of` and `stage_of`."""
+    files = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).as_posix() != "graph/region.py"]
+    reached = [
+        f"{file.relative_to(PACKAGE).as_posix()}:{node.lineno}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr == "_region" and _dotted(node.value) != "self")
+        or (isinstance(node, ast.Constant) and node.value == "_region")
+    ]
+    assert reached == []

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
 from fxquant.capture import capture
-from fxquant.core.ops import OPS
 from fxquant.numerics.affine import sqnr_db
+from fxquant.ops.table import OPS
 from zoo import ZOO
 
 METHODS = ("symbolic", "export")
@@ -34,7 +34,7 @@ def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
         return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
 
-def prepare(name: str, method: str = "symbolic") -> tuple[nn.Module, fq.core.graph.Region, tuple, dict]:
+def prepare(name: str, method: str = "symbolic") -> tuple[nn.Module, fq.graph.region.Region, tuple, dict]:
     model, args, kwargs = build(name)
     mapping = fq.get_default_qconfig_mapping("x86")
     return model, fq.prepare_fx(model, mapping, args, example_kwargs=kwargs, method=method), args, kwargs

@@ -19,7 +19,7 @@ import fxquant as fq
 from fxquant.errors import ConfigError, StageError
 from fxquant.numerics.affine import sqnr_db
 from fxquant.numerics.fake_quant import FakeQuant
-from fxquant.numerics.qat_block import QatBlock
+from fxquant.numerics.weights.qat_block import QatBlock
 from zoo import ZOO, images
 
 SCHEMES = {

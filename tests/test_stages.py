@@ -1,4 +1,10 @@
-"""What was trained or calibrated, `freeze`, the converted graph and its engine compute the same, to one step."""
+"""What was trained or calibrated, `freeze`, the converted graph and its engine compute the same.
+
+Measured in steps of an 8-bit grid over each output, as a root mean square: 0.01 from the trained model to the frozen
+one and to the QDQ graph, which are the same arithmetic; 1 to an engine. The largest difference is not held there: an
+engine sums in another order, a value on the border between two steps goes to the other one, and what follows may
+enlarge that.
+"""
 
 from __future__ import annotations
 

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import fxquant as fq
-from fxquant.core.graph import clone_tree, regions
 from fxquant.engines.native.apply import has_native
+from fxquant.graph.clone_tree import clone_tree
+from fxquant.graph.region import lowering_of, regions
 from fxquant.numerics.grid import Grid
 from zoo import ZOO
 
+NATIVE = ["native"] if has_native() else []
 RUNTIMES = [name for name in ("onnxruntime", "openvino") if importlib.util.find_spec(name) is not None]
 
 
@@ -117,7 +119,7 @@ class Pieces(nn.Module):
         return self.second(x) if x.sum() < 1e9 else self.other(x)
 
 
-@pytest.mark.parametrize("engine", ["onednn", "reference", *RUNTIMES])
+@pytest.mark.parametrize("engine", ["onednn", "reference", *NATIVE, *RUNTIMES])
 def test_several_regions(engine: Any) -> None:
     torch.manual_seed(0)
     model, x = Pieces().eval(), torch.randn(4, 8)
@@ -186,7 +188,7 @@ def test_per_tensor_weights_and_their_zero_points(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ["onednn", "reference"])
-@pytest.mark.parametrize("how", ["in place", "assigned", "one module"])
+@pytest.mark.parametrize("how", ["in place", "assigned", "one module", "data", "data assigned", "table"])
 def test_every_way_to_write_a_grid_is_seen(how: str, engine: Any) -> None:
     model = small(engine=engine)
     expected, grids = model(X), [module for module in model.modules() if isinstance(module, Grid)]
@@ -200,9 +202,25 @@ def test_every_way_to_write_a_grid_is_seen(how: str, engine: Any) -> None:
             grid.load_state_dict(state)
         elif how == "in place":
             grid.scale.copy_(state["scale"])
+        elif how == "data":  # torch counts no write then
+            grid.scale.data.copy_(state["scale"])
+        elif how == "data assigned":
+            grid.scale.data = state["scale"]
+        elif how == "table":
+            grid._buffers["scale"] = state["scale"]
         else:
             grid.scale = state["scale"]
     assert torch.equal(model(X), expected)
+
+
+@pytest.mark.parametrize("engine", ["onednn", "reference", *NATIVE])
+def test_a_call_with_the_tensors_of_another_model(engine: Any) -> None:
+    first, second = small(engine=engine), small(factor=0.1, engine=engine)
+    expected, own = run(second, (X,), {}), run(first, (X,), {})
+    with torch.no_grad():
+        given = {**dict(second.named_buffers()), **dict(second.named_parameters())}
+        assert torch.equal(torch.func.functional_call(first, given, (X,)), expected[0])
+    assert same(run(first, (X,), {}), own)
 
 
 def test_copies_have_grids_of_their_own() -> None:
@@ -293,10 +311,11 @@ def test_a_compiled_model_sees_what_is_loaded(engine: Any) -> None:
 
 def test_one_look_tells_whether_any_grid_was_written_to(tmp_path: Any) -> None:
     model = small()
-    assert len(model._region.filled._tensors) == 2  # type: ignore[union-attr]
-    save_file(model.state_dict(), tmp_path / "state.safetensors")  # refuses tensors that share memory
     copied = copy.deepcopy(model)
-    copied(X)
+    for each in (model, copied):
+        each(X)
+        assert len(lowering_of(each).filled._seen.arrays) == 2  # type: ignore[union-attr]
+    save_file(model.state_dict(), tmp_path / "state.safetensors")  # refuses tensors that share memory
     grid = next(module for module in copied.modules() if isinstance(module, Grid))
     grid.scale.mul_(0.1)
     assert not torch.equal(copied(X), model(X))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import fxquant as fq
-from fxquant.targets import of_engine
+from fxquant.engines.table import as_engine
 
 PER_LIFE = 8  # of a profile's examples: a life has several steps
 STEPS = 12
@@ -52,7 +52,7 @@ def made(engine: str) -> tuple[nn.Module, nn.Module]:
     mapping = fq.get_default_qconfig_mapping("x86")
     pair = []
     for each in ("reference", engine):
-        prepared = fq.prepare_fx(model, mapping, (x,), target=of_engine(engine))
+        prepared = fq.prepare_fx(model, mapping, (x,), target=as_engine(engine).target())
         prepared(x)
         pair.append(fq.convert_fx(prepared, engine=each))
     return pair[0], pair[1]
@@ -193,9 +193,9 @@ class Life(RuleBasedStateMachine):
                 handle.remove()
 
 
-@pytest.mark.parametrize("engine", ["onednn", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", ["onednn", "native", "onnxruntime", "openvino"])
 def test_lives_of_a_model(engine: str) -> None:
-    pytest.importorskip({"onednn": "torch"}.get(engine, engine))
+    pytest.importorskip({"onednn": "torch", "native": "llvmlite"}.get(engine, engine))
     life = type("Life", (Life,), {"engine": engine, "first": made(engine)})
     lives = max(settings().max_examples // PER_LIFE // (1 if engine in QUICK else 5), 1)
     run_state_machine_as_test(life, settings=settings(max_examples=lives, stateful_step_count=STEPS))

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.capture import InputError, capture
-from fxquant.core.graph import Region, regions
-from fxquant.core.tree import tree_of
 from fxquant.errors import CaptureError
+from fxquant.graph.region import Region, regions
+from fxquant.graph.tree import tree_of
 
 
 class Body(nn.Module):

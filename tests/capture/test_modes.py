@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.core.graph import Region
 from fxquant.errors import CaptureError
+from fxquant.graph.region import Region
 from zoo import conv_bn_relu
 
 MAPPING = fq.get_default_qat_qconfig_mapping("x86")

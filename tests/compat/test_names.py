@@ -14,8 +14,8 @@ from torch import nn
 import fxquant as fq
 from fxquant import compat
 from fxquant.compat.missing import MISSING
-from fxquant.core.qconfig import as_qconfig
-from fxquant.core.read_observer import read_factory
+from fxquant.config.qconfig import as_qconfig
+from fxquant.config.read_observer import read_factory
 
 ao = pytest.importorskip("torch.ao.quantization")
 PARTS = ("observer", "fake_quantize", "qconfig", "qconfig_mapping", "stubs", "quant_type", "fx.custom_config")

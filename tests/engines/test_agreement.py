@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fxquant as fq
 from fxquant.engines.agreement import check_agreement
 from fxquant.engines.example import example_of
-from fxquant.engines.onnxruntime import OnnxRuntime
+from fxquant.engines.runtimes.onnxruntime import OnnxRuntime
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)

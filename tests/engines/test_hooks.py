@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 import fxquant as fq
-from fxquant.targets import of_engine
+from fxquant.engines.table import as_engine
 
 CALLS = 4  # by Python, as a run is kept, and from then on
 
@@ -40,7 +40,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module, Tensor]:
     mapping, model = fq.get_default_qconfig_mapping("x86"), Net().eval()
     made = []
     for engine in ("reference", request.param):
-        prepared = fq.prepare_fx(model, mapping, (x,), target=of_engine(request.param))
+        prepared = fq.prepare_fx(model, mapping, (x,), target=as_engine(request.param).target())
         prepared(x)
         made.append(fq.convert_fx(prepared, engine=engine))
     return made[0], made[1], x
@@ -92,11 +92,32 @@ def test_a_hook_acts_until_it_is_removed(path: str, pair: Any) -> None:
         agree(reference, model, x)
 
 
+@pytest.mark.parametrize("engine", ["reference", "onednn", "native"])
+def test_hooks_on_modules_with_weights_are_called(engine: str) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(2, 3, 8, 8), Net().eval()
+    quantized, seen, expected = fq.quantize(model, [x], engine=engine), [], []
+    with torch.no_grad():
+        before = [quantized(x) for _ in range(CALLS)][-1]
+        model.last.register_forward_hook(lambda module, args, output: expected.append((args[0], output)))
+        model(x)
+        handle = quantized.get_submodule("last").register_forward_hook(
+            lambda module, args, output: seen.append((args[0], output))
+        )
+        found = [quantized(x) for _ in range(CALLS)]
+        handle.remove()
+        after = quantized(x)
+    assert len(seen) == CALLS and all(torch.allclose(each, before, atol=0.05) for each in found)
+    assert torch.equal(after, before) and len(seen) == CALLS
+    for mine, theirs in zip(seen[0], expected[0], strict=True):
+        assert mine.shape == theirs.shape and torch.allclose(mine, theirs, atol=0.2)
+
+
 def test_hooks_see_what_the_float_model_shows(pair: Any) -> None:
     reference, model, x = pair
     seen: dict[int, list[Any]] = {}
     for each in (reference, model):
-        for path in ("", "act", "pool", "gate"):
+        for path in ("", "conv", "act", "pool", "gate", "last"):
             each.get_submodule(path).register_forward_hook(
                 lambda m, a, o, each=each: seen.setdefault(id(each), []).append((a[0].stride(), o.stride(), o.mean()))
             )

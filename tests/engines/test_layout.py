@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fxquant as fq
-from core.op_samples import SHAPES, samples, spellings
-from core.test_ops import Case
-from fxquant.core.ops import OPS
+from fxquant.ops.table import OPS
+from ops.op_samples import SHAPES, samples, spellings
+from ops.test_table import Case
 from zoo import ZOO
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}

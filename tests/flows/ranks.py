@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import fxquant as fq
 from fxquant.flows.decide import decide
 from fxquant.numerics.fake_quant import FakeQuant
-from fxquant.numerics.observers import Observer
+from fxquant.numerics.observers.table import Observer
 from zoo import ZOO, images
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fxquant as fq
-from fxquant.core.graph import Region
+from fxquant.graph.region import Region
+from fxquant.numerics.affine import sqnr_db
 
 X = torch.randn(4, 8)
 
@@ -72,3 +75,51 @@ def test_quantize_takes_one_shot_iterators_and_gives_back_the_mode() -> None:
         fq.quantize(model)
     with pytest.raises(fq.ConfigError, match="mode 'int8' is unknown"):
         fq.quantize(model, [X], mode="int8")  # type: ignore[arg-type]
+
+
+class Named(nn.Module):
+    """Its code has names that globals of this file have, too: of an attribute, and of the prepared model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen_by_code = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.seen_by_code(x) if calibrated_here is not x else x
+
+
+calibrated_here: nn.Module | None = None
+seen_by_code: nn.Module | None = None
+
+
+def test_what_calibration_saw_stays_whatever_globals_are_called() -> None:
+    global calibrated_here, seen_by_code
+    x = torch.randn(2, 4)
+    calibrated_here = seen_by_code = prepared = fq.prepare_fx(
+        Named().eval(), fq.get_default_qconfig_mapping("x86"), (x,)
+    )
+    try:
+        fq.calibrate(prepared, [x])
+        assert not fq.convert_fx(prepared, engine="reference")(x).isnan().any()
+    finally:
+        calibrated_here = seen_by_code = None
+
+
+class Steps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Iterator[Tensor]:
+        for _ in range(3):
+            x = self.linear(x).relu()
+            yield x
+
+
+def test_a_forward_that_yields_is_run_to_its_end() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(8, 4), Steps().eval()
+    quantized = fq.quantize(model, [x])
+    with torch.no_grad():
+        for expected, found in zip(model(x), quantized(x), strict=True):
+            assert sqnr_db(expected, found) > 15

@@ -14,12 +14,13 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 import fxquant as fq
-from fxquant.core.graph import regions
-from fxquant.core.mapping import Rules
-from fxquant.core.ops import OPS
+from fxquant.config.rules import Rules
 from fxquant.engines import choose
+from fxquant.engines.table import as_engine
 from fxquant.flows.decide import decide
+from fxquant.graph.region import regions
 from fxquant.numerics.fake_quant import FakeQuant
+from fxquant.ops.table import OPS
 from fxquant.passes.candidates import same_op
 from fxquant.targets import by_name
 from zoo import ZOO
@@ -156,8 +157,9 @@ def test_rules_are_decided_again_from_the_same_statistics() -> None:
     again = decide(prepared, rules=rules)
     assert {row.path: row.status for row in fq.explain(again)}["b"] == "float"
     assert {row.path: row.status for row in fq.explain(prepared)}["b"] == "int8"
-    signed = fq.QConfig(activation=fq.Spec(bits=6, observer="percentile"), weight=fq.Spec())
-    other = decide(prepared, rules=Rules({"": signed}, lambda a, b: same_op(OPS, a, b)), target=by_name("npu"))
+    npu = by_name("npu")
+    signed = fq.QConfig(activation=dataclasses.replace(npu.activation, observer="percentile"), weight=npu.weight)
+    other = decide(prepared, rules=Rules({"": signed}, lambda a, b: same_op(OPS, a, b)), target=npu)
     used = [module for module in other.modules() if isinstance(module, FakeQuant)]
     assert used and all(quantizer.has_range or quantizer.spec.observer == "fixed" for quantizer in used)
     assert torch.isfinite(fq.convert_fx(other, engine="reference")(torch.randn(X))).all()
@@ -236,16 +238,16 @@ def test_a_users_own_observer_sees_all_the_tensors_of_its_quantizer() -> None:
 
 
 def test_auto_goes_through_the_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxquant.quantize_fx.available", lambda: ("onednn", "onnxruntime", "openvino"))
+    three = tuple(as_engine(name) for name in ("onednn", "onnxruntime", "openvino"))
+    monkeypatch.setattr("fxquant.quantize_fx.available_engines", lambda: three)
     asked: list[set[str]] = []
 
-    def on_engines(model: nn.Module, engines: tuple[str, ...]) -> dict[str, nn.Module]:
-        asked.append({*engines})
-        return dict.fromkeys(engines, model)
+    def on_engines(model: nn.Module, engines: list[fq.Engine]) -> dict[str, nn.Module]:
+        asked.append({engine.name for engine in engines})
+        return dict.fromkeys((engine.name for engine in engines), model)
 
     monkeypatch.setattr("fxquant.quantize_fx.on_engines", on_engines)
     monkeypatch.setattr("fxquant.api.fastest", lambda found, call: found["onnxruntime"])
-    monkeypatch.setattr(choose, "_installed", lambda runtime: True)
     drawn = []
 
     def data() -> Iterator[Tensor]:

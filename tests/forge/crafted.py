@@ -34,7 +34,7 @@ _FUNCTIONS = """
     torch.sparse.mm torch.resize_as_ torch.empty_strided torch.Tensor.data_ptr torch.bincount
     torch.quantize_per_tensor torch.fbgemm_pack_gemm_matrix_fp16 torch.lobpcg torch.autocast_increment_nesting
     torch._foreach_add math.factorial math.comb math.perm fxquant.load fxquant.save
-    fxquant.export.archive.read_archive fxquant.core.encode.resolve_function
+    fxquant.archive.archive.read_archive fxquant.graph.encode.resolve_function
 """
 _ATEN = """
     manual_seed set_grad_enabled save from_file _sparse_coo_tensor_unsafe _sparse_csr_tensor_unsafe as_strided

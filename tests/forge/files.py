@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.export import archive
+from fxquant.archive import archive
 
 INPUTS = {
     "conv": ((2, 3, 8, 8), torch.float32),

@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument(
         "--engines", default="reference,onednn,native,onnxruntime,openvino,auto", help="for crafted files"
     )
-    parser.add_argument("--mutation-engines", default="reference,onednn")
+    parser.add_argument("--mutation-engines", default="reference,onednn,native")
     parser.add_argument("--skip-crafted", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

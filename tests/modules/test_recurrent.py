@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
-from fxquant.capture.wrap import is_wrapped
+from fxquant.capture.symbolic.wrap import is_wrapped
 from fxquant.modules import GRU, LSTM, RNN
 from fxquant.numerics.affine import sqnr_db
 
@@ -106,7 +106,7 @@ def test_quantized_inside_a_model(cls: type[nn.RNNBase], options: dict[str, Any]
     longer = torch.randn(11, 3, 32)  # another length and batch than the example's
     torch.testing.assert_close(prepared(longer), model(longer), atol=1e-5, rtol=1e-4)
     fq.calibrate(prepared, data)
-    converted = fq.convert_fx(prepared)
+    converted = fq.convert_fx(prepared, engine="onednn")
     assert sqnr_db(model(longer), converted(longer)) > 25
     for other in (copy.deepcopy(converted), pickle.loads(pickle.dumps(converted))):
         assert torch.equal(other(longer), converted(longer))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fxquant.core.spec import Spec
+from fxquant.config.spec import Spec
 from fxquant.errors import StageError
 from fxquant.numerics.affine import choose_qparams, fake_quantize
 from fxquant.numerics.fake_quant import FakeQuant

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.core import compat
+from fxquant.graph import torch_compat
 from fxquant.numerics.affine import sqnr_db
 
 
@@ -38,7 +38,7 @@ def test_weights_are_int8_and_the_file_is_four_times_smaller() -> None:
 
 def test_qparams_are_plain_numbers_in_the_graph() -> None:
     quantized = fq.quantize(net().eval(), [torch.randn(X)], engine="reference")
-    quantizes = [node for node in quantized.graph.nodes if node.target is compat.QUANTIZE]
+    quantizes = [node for node in quantized.graph.nodes if node.target is torch_compat.QUANTIZE]
     assert [node.name for node in quantizes] == ["input_1_q", "_1_q", "_3_q", "_4_q"]
     for node in quantizes:
         assert [type(arg) for arg in node.args[1:]] == [float, int, int, int, torch.dtype]
@@ -59,7 +59,7 @@ def test_a_module_called_twice_and_tied_weights_are_stored_once() -> None:
     ids = torch.randint(0, 50, (2, 6))
     quantized = fq.quantize(model, [ids], engine="reference")
     assert quantized.embed.integers is quantized.head.integers
-    assert sum(node.target is compat.DEQUANTIZE_CHANNEL for node in quantized.graph.nodes) == 2
+    assert sum(node.target is torch_compat.DEQUANTIZE_CHANNEL for node in quantized.graph.nodes) == 2
     assert sqnr_db(model(ids), quantized(ids)) > 30
 
 
@@ -188,3 +188,24 @@ def test_nan_names_the_tensor() -> None:
 def test_unknown_engine() -> None:
     with pytest.raises(fq.ConfigError, match="engine 'gpu' is unknown"):
         fq.quantize(net().eval(), [torch.randn(X)], engine="gpu")
+
+
+def test_conversion_without_training_makes_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("a block is for training, and for frozen models")
+
+    monkeypatch.setattr("fxquant.passes.insert_blocks.QatBlock.__init__", refuse)
+    model, x = net().eval(), torch.randn(X)
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,))
+    fq.calibrate(prepared, [x])
+    assert fq.convert_fx(prepared, engine="reference").get_buffer("0.weight").dtype == torch.int8
+    with pytest.raises(AssertionError, match="for frozen models"):
+        fq.freeze(prepared)
+
+
+def test_what_is_made_in_inference_mode_has_plain_tensors() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
+    with torch.inference_mode():
+        made = [fq.quantize(model, [x], engine="reference"), fq.quantize(model, [x], engine="onednn")]
+    assert not any(tensor.is_inference() for each in made for tensor in each.state_dict().values())

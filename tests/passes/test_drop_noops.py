@@ -7,7 +7,9 @@ from torch import Tensor, fx, nn
 
 import fxquant as fq
 from fxquant.capture.capture import capture
-from fxquant.core.graph import Region
+from fxquant.graph.context import Context
+from fxquant.graph.region import Region
+from fxquant.graph.run_passes import run_passes
 from fxquant.passes.drop_noops import drop_noops
 
 
@@ -38,7 +40,8 @@ class Block(nn.Module):
 def targets(model: nn.Module, x: Tensor) -> list[str]:
     region = capture(model, (x,), {}, method="symbolic")
     assert isinstance(region, Region)
-    return [node.name for node in drop_noops(region).graph.nodes if node.op.startswith("call")]
+    run_passes(region, (drop_noops,), Context())
+    return [node.name for node in region.graph.nodes if node.op.startswith("call")]
 
 
 def test_noops_are_dropped_in_eval_mode() -> None:

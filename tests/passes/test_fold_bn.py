@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.errors import InputError
-from fxquant.numerics.fold import BatchNorm
+from fxquant.numerics.weights.fold_norm import BatchNorm
 from zoo import ZOO
 
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.core.encode import encode_graph
-from fxquant.core.nibbles import unpack
 from fxquant.export.reference import reference_of
+from fxquant.graph.encode import encode_graph
+from fxquant.graph.nibbles import unpack
+from fxquant.graph.region import lowering_of
 from fxquant.numerics.affine import sqnr_db
-from fxquant.passes.quantized_weight import QuantizedWeight
+from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 
 
 class Words(nn.Module):
@@ -70,7 +71,7 @@ def test_packed_and_equal(name: str, spec: str, mode: str, tmp_path: Path) -> No
     assert all(part.tail is None for part in wide.modules() if isinstance(part, QuantizedWeight))
     with pytest.raises(fq.ArchiveError, match="two to a byte"):  # its graph still says that they are packed
         fq.load(fq.save(wide, tmp_path / "wide.fq"))
-    wide._region.reference = encode_graph(wide.graph)
+    lowering_of(wide).reference = encode_graph(wide.graph)
     assert torch.equal(fq.load(fq.save(wide, tmp_path / "wide.fq"), engine="reference")(x), expected)
 
 

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 import fxquant as fq
-from fxquant.core.ops import OPS, activation_nodes
-from fxquant.core.plan import note_of
+from fxquant.graph.notes import note_of
 from fxquant.numerics.affine import sqnr_db
 from fxquant.numerics.fake_quant import FakeQuant
-from fxquant.numerics.qat_block import QatBlock
-from fxquant.passes.align_shifts import _output_quantizer
-from fxquant.passes.convert import quantizer_of
-from fxquant.passes.quantized_weight import QuantizedWeight
-from fxquant.targets.npu import npu
+from fxquant.numerics.weights.qat_block import QatBlock
+from fxquant.numerics.weights.quantized_weight import QuantizedWeight
+from fxquant.ops.table import OPS, activation_nodes
+from fxquant.passes.find_quantizer import quantizer_of
+from fxquant.passes.solve_positions import _end
+from fxquant.targets.npu import npu, xint8
 from zoo import ZOO, images
 
 NAMES = ("plain", "resnet", "unet", "in_place", "linear_batch_norm")
@@ -42,8 +42,18 @@ def trained(name: str, target: fq.Target, rounding: str = "half_even") -> tuple[
     return model.eval(), entry.inputs()
 
 
+def shifting(low: int, high: int) -> fq.Target:
+    target = npu()
+    return dataclasses.replace(target, positions=(dataclasses.replace(target.positions[0], low=low, high=high),))
+
+
 def is_power(scale: torch.Tensor) -> bool:
     return all(math.log2(value).is_integer() for value in scale.reshape(-1).tolist())
+
+
+def _output(frozen: nn.Module, node: Any) -> Any:
+    call = _end(frozen, node)[1]
+    return None if call is None else quantizer_of(frozen, call)
 
 
 def shifts(frozen: nn.Module) -> list[float]:
@@ -51,7 +61,7 @@ def shifts(frozen: nn.Module) -> list[float]:
     for node in frozen.graph.nodes:
         op, note = OPS.of_node(node, frozen), note_of(node)
         if op is not None and note is not None and note.weight is not None:
-            before, after = quantizer_of(frozen, activation_nodes(node, op)[0]), _output_quantizer(frozen, node)
+            before, after = quantizer_of(frozen, activation_nodes(node, op)[0]), _output(frozen, node)
             if before is not None and after is not None:
                 step = float(before.scale) * float(frozen.get_submodule(str(node.target)).weight_fq.scale)
                 found.append(math.log2(float(after.scale) / step))
@@ -92,9 +102,9 @@ def test_adds_and_poolings_share_their_scale() -> None:
 
 
 def test_shifts_are_kept_in_range() -> None:
-    narrow = dataclasses.replace(npu(), shift=(6, 7))
+    narrow = shifting(6, 7)
     model, args = trained("plain", narrow)
-    wide = shifts(fq.freeze(trained("plain", dataclasses.replace(npu(), shift=(-60, 60)))[0]))
+    wide = shifts(fq.freeze(trained("plain", shifting(-60, 60))[0]))
     assert min(wide) < 6 or max(wide) > 7  # the range really bites
     found = shifts(fq.freeze(model))
     assert found and all(6 <= shift <= 7 for shift in found)
@@ -137,3 +147,21 @@ def test_an_int32_bias_survives_saving_and_the_int8_kernels(tmp_path: Any) -> No
         assert sqnr_db(reference(*entry.inputs()), lowered(*entry.inputs())) > 30
     with pytest.raises(fq.ConfigError, match="a bias has one scale"):
         fq.QConfig(bias=fq.Spec(granularity="per_channel"))
+
+
+def test_the_account_names_the_rule_that_moved_a_scale_and_its_price() -> None:
+    entry = ZOO["resnet"]
+    target = xint8()
+    tight = tuple(
+        dataclasses.replace(each, low=6, high=7) if each.measure == "cut" else each for each in target.positions
+    )
+    narrow = dataclasses.replace(target, positions=tight)
+    prepared = fq.prepare_fx(entry.build(), {"": narrow.qconfig}, entry.inputs(), target=narrow)
+    fq.calibrate(prepared, [entry.inputs()])
+    converted = fq.convert_fx(prepared, engine="reference")
+    assert fq.check_target(converted, narrow) == ()
+    said = [row.reason for row in fq.explain(converted) if "moved from" in row.reason]
+    assert said and all(" dB of noise" in text for text in said) and any("w + i - o in [6, 7]" in text for text in said)
+    with torch.no_grad():
+        assert sqnr_db(fq.freeze(prepared)(*entry.inputs()), converted(*entry.inputs())) > 35
+        assert sqnr_db(entry.build()(*entry.inputs()), converted(*entry.inputs())) > 10

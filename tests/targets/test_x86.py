@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.numerics.affine import dequantize, quantize, sqnr_db
-from fxquant.numerics.weights import quantize_weight
+from fxquant.numerics.weights.weight_range import quantize_weight
 from fxquant.targets.cpu import cpu
 from fxquant.targets.x86 import x86
 

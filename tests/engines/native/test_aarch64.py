@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.core.graph import Region
+from fxquant.graph.region import Region
 from zoo import ZOO
 
 pytest.importorskip("llvmlite")
 
 from fxquant.engines.native.compiler import module_text, object_code
+from fxquant.engines.native.libraries import make_functions
 from fxquant.engines.native.machine import NEON
 from fxquant.engines.native.plan import place
-from fxquant.engines.native.program import make_functions
 from fxquant.engines.native.read import read
 from fxquant.engines.native.runner import plain_graph
 

@@ -11,18 +11,20 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.core.graph import Region
+from fxquant.graph.region import Region
 
 pytest.importorskip("llvmlite")
 
+from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import AVX2, AVX512, Machine, runs_here
-from fxquant.engines.native.program import Libraries, Program
+from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
 from fxquant.engines.native.runner import plain_graph
 
 MACHINES = [machine for machine in (AVX512, AVX2) if runs_here(machine)]
 ACTS = (nn.Identity(), nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.GELU(), nn.Hardswish(), nn.LeakyReLU(0.2), nn.Tanh())
-LEAN = settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+_PROFILE = settings()  # a few cases, or the hundreds of `make fuzz`
+LEAN = settings(_PROFILE, max_examples=max(4, _PROFILE.max_examples // 12), suppress_health_check=list(HealthCheck))
 
 
 class Ending(nn.Module):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
+from fxquant.graph.lowering import filled_graph
+from fxquant.graph.region import lowering_of
 from fxquant.numerics.affine import sqnr_db
-from fxquant.passes.fill_grids import filled_graph
 
 pytest.importorskip("llvmlite")
 from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
@@ -66,7 +67,7 @@ def test_the_engine_takes_layers_at_once_and_follows_the_model() -> None:
     agree(x)
     agree(x[:3, :1])
     step = model.layers[0][0].step
-    assert step._region.runner.scan.scan is not None
+    assert lowering_of(step).runner.scan.scan is not None
     seen: list[int] = []
     handle = step.register_forward_hook(lambda *_: seen.append(1))
     agree(x)

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, fx, nn
 
 import fxquant as fq
-from fxquant.core.graph import Region
+from fxquant.graph.region import Region
 from zoo import ZOO
 
 pytest.importorskip("llvmlite")
 
+from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
-from fxquant.engines.native.program import Libraries, Program
+from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
 from fxquant.engines.native.runner import plain_graph
 from fxquant.engines.native.steps import Steps

@@ -1,0 +1,135 @@
+"""GPTQ loses less at the output than rounding to the nearest, whatever the op and the grid."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fxquant as fq
+from fxquant.algorithms import GPTQ, BiasCorrection
+from fxquant.numerics.affine import sqnr_db
+from fxquant.numerics.observers.gram import Patches
+
+INT4 = fq.Spec(bits=4, granularity="per_channel", observer="minmax")
+GRIDS = {
+    "int4": INT4,
+    "int4_groups": fq.Spec(bits=4, granularity="per_group", group_size=8, observer="minmax"),
+    "uint4": fq.Spec(bits=4, signed=False, symmetric=False, granularity="per_channel", observer="minmax"),
+    "int4_per_tensor": fq.Spec(bits=4, observer="minmax"),
+    "int8": fq.Spec(granularity="per_channel", observer="minmax"),
+    "pow2": fq.Spec(bits=4, granularity="per_channel", observer="minmax", scale="pow2"),
+}
+
+
+def correlated(*shape: int, axis: int, seed: int = 0) -> Tensor:
+    """Data whose channels go together, so that one can make up for what another loses."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=generator).transpose(axis, -1)
+    mixed = torch.randn(shape[axis], shape[axis], generator=torch.Generator().manual_seed(99))
+    return (0.3 * x + x @ mixed / shape[axis] ** 0.5 + 1).transpose(axis, -1)
+
+
+def gain(model: nn.Module, x: Tensor, test: Tensor, weight: fq.Spec, activation: fq.Spec | None) -> float:
+    """Decibels that GPTQ adds to bias correction."""
+    mapping = {"": fq.QConfig(activation=activation, weight=weight)}
+    mode = "static" if activation else "weight_only"
+    found = []
+    for algorithms in ((BiasCorrection(),), (GPTQ(), BiasCorrection())):
+        options = {"algorithms": algorithms, "engine": "reference", "mode": mode}
+        found.append(sqnr_db(model(test), fq.quantize(model, [x], qconfig_mapping=mapping, **options)(test)))
+    return found[1] - found[0]
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_linear_loses_less(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 16)).eval()
+    x, test = correlated(256, 32, axis=1), correlated(256, 32, axis=1, seed=1)
+    assert gain(model, x, test, GRIDS[name], None) > 2.0
+
+
+CONVOLUTIONS = {  # made in the test, after its seed
+    "1d": lambda: nn.Conv1d(8, 6, 3, padding=1),
+    "strided": lambda: nn.Conv2d(8, 6, 3, stride=2, padding=1, bias=False),
+    "reflect": lambda: nn.Conv2d(8, 6, (1, 3), padding="same", dilation=(1, 2), padding_mode="reflect"),
+    "grouped": lambda: nn.Conv2d(8, 16, 3, groups=4),
+    "3d": lambda: nn.Conv3d(8, 4, 2, padding=(0, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_loses_less(name: str) -> None:
+    model = nn.Sequential(CONVOLUTIONS[name]()).eval()
+    dims = model[0].weight.dim() - 2
+    shape = (8, 8, *((60,), (9, 9), (5, 5, 5))[dims - 1])
+    x, test = correlated(*shape, axis=1), correlated(*shape, axis=1, seed=1)
+    assert gain(model, x, test, INT4, fq.Spec(signed=False, symmetric=False)) > 0.5
+
+
+def test_patches_are_what_a_convolution_multiplies() -> None:
+    conv = nn.Conv2d(4, 6, 3, stride=(2, 1), padding=(1, 0), groups=2)
+    x = correlated(3, 4, 9, 8, axis=1)
+    patches = Patches(
+        channels=4, outputs=600, groups=2, kernel=(3, 3), stride=(2, 1), dilation=(1, 1), padding=(0, 0, 1, 1)
+    )
+    watcher = patches.make()
+    for batch in x.split(1):
+        watcher(batch)
+    moments = watcher.moments()
+    assert moments is not None
+    rows = F.unfold(x, 3, stride=(2, 1), padding=(1, 0)).transpose(1, 2).reshape(-1, 2, 18).transpose(0, 1).double()
+    torch.testing.assert_close(moments[0], rows.transpose(1, 2) @ rows / rows.shape[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(moments[1], rows.mean(1), rtol=1e-5, atol=1e-5)
+    mean = conv.weight.double().view(2, 3, 18) @ moments[1].unsqueeze(2)
+    torch.testing.assert_close(mean.flatten() + conv.bias, conv(x).double().mean((0, 2, 3)), rtol=1e-4, atol=1e-4)
+
+
+class Twice(nn.Module):
+    """A layer that is called twice, and one without data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.dead = nn.Linear(16, 16), nn.Linear(16, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.relu(self.fc(x))) + self.dead(x * 0).sum()
+
+
+def test_results_are_the_same_for_copies_pickles_states_and_files(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Twice().eval(), correlated(64, 16, axis=1)
+    mapping = {"": fq.QConfig(activation=fq.Spec(), weight=GRIDS["int4_groups"])}
+
+    def prepare() -> nn.Module:
+        return fq.prepare_fx(model, mapping, (x,), algorithms=(GPTQ(), BiasCorrection()))
+
+    prepared = fq.calibrate(prepare(), x.split(16))
+    sizes = sum(tensor.numel() for tensor in prepared.state_dict().values())
+    made = fq.convert_fx(prepared, engine="reference")
+    expected = made(x)
+    loaded = prepare()
+    loaded.load_state_dict(prepared.state_dict())
+    again = fq.calibrate(prepare(), x.split(16))
+    for other in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared)), loaded, again, fq.freeze(prepared)):
+        assert torch.equal(fq.convert_fx(other, engine="reference")(x), expected)
+    assert torch.equal(fq.load(fq.save(made, tmp_path / "m.fq"), engine="reference")(x), expected)
+    more = fq.calibrate(prepare(), 3 * x.split(16))
+    assert sum(tensor.numel() for tensor in more.state_dict().values()) == sizes
+    assert torch.isfinite(expected).all()
+
+
+def test_wide_ops_and_wide_grids_are_left_alone_and_a_bad_damping_is_refused() -> None:
+    x = correlated(8, 16, axis=1)
+    for algorithm in (GPTQ(most_features=8), GPTQ(most_bits=3)):
+        options = {"qconfig_mapping": {"": fq.QConfig(weight=INT4)}, "mode": "weight_only", "engine": "reference"}
+        model = nn.Sequential(nn.Linear(16, 4)).eval()
+        nearest, left = (fq.quantize(model, [x], algorithms=each, **options) for each in ((), (algorithm,)))
+        assert torch.equal(nearest(x), left(x))
+    with pytest.raises(fq.ConfigError, match="positive"):
+        GPTQ(damping=0)

@@ -1,0 +1,156 @@
+"""Files are read as Neural Compressor 1.x has them; mistakes are named with line, key and closest name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fxquant import ConfigError
+from fxquant.config_file import json_schema, read_conf
+
+FILE = """
+version: 1.0
+model:
+  name: resnet50
+  framework: pytorch_fx
+quantization:
+  calibration:
+    sampling_size: 300
+    dataloader:
+      batch_size: 30
+      dataset:
+        ImageFolder:
+          root: /path/to/calibration/dataset
+      transform:
+        RandomResizedCrop:
+          size: 224
+        RandomHorizontalFlip:
+        ToTensor:
+        Normalize:
+          mean: [0.485, 0.456, 0.406]
+          std: [0.229, 0.224, 0.225]
+  op_wise: {
+    'layer1.0.conv1': {
+      'activation': {'dtype': ['uint8', 'fp32'], 'algorithm': ['minmax', 'kl'], 'scheme': ['sym']},
+      'weight': {'dtype': ['int8', 'fp32'], 'algorithm': ['minmax'], 'granularity': 'per_channel, per_tensor'}
+    },
+    'default_qconfig': {'activation': {'dtype': ['fp32']}, 'weight': {'dtype': ['fp32']}}
+  }
+  optype_wise:
+evaluation:
+  accuracy:
+    metric:
+      topk: 1
+    dataloader:
+      batch_size: 30
+      dataset: {dummy: {shape: [16, 3, 8, 8]}}
+  performance:
+    configs: {cores_per_instance: 4, num_of_instance: 7}
+tuning:
+  strategy:
+    name: bayesian
+  accuracy_criterion:
+    relative: 1%
+  exit_policy:
+    timeout: 0
+  random_seed: 9527
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "conf.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_of_1_x_is_read_unchanged(tmp_path: Path) -> None:
+    conf, notes = read_conf(write(tmp_path, FILE))
+    steps = conf.quantization.calibration.dataloader
+    assert steps is not None
+    assert [name for name, _ in steps.transform.steps] == [
+        "RandomResizedCrop", "RandomHorizontalFlip", "ToTensor", "Normalize",
+    ]  # fmt: skip
+    assert conf.quantization.op_wise["layer1.0.conv1"].weight.granularity == ["per_channel", "per_tensor"]
+    assert conf.quantization.calibration.sampling_size == [300]
+    assert conf.tuning.accuracy_criterion.tolerance == 0.01
+    assert len(notes) == 1 and "evaluation.performance" in notes[0]
+
+
+def test_defaults_are_those_of_1_x() -> None:
+    conf, notes = read_conf({"model": {"name": "m", "framework": "pytorch_fx"}})
+    assert conf.quantization.approach == "post_training_static_quant"
+    assert conf.quantization.calibration.sampling_size == [100]
+    assert conf.quantization.recipes.first_conv_or_matmul_quantization
+    assert conf.tuning.strategy.name == "basic"
+    assert (conf.tuning.exit_policy.timeout, conf.tuning.exit_policy.max_trials) == (0, 100)
+    assert conf.tuning.random_seed == 1978
+    assert notes == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("sampling_size", "sampling_sise", r"conf\.yaml:8: .*sampling_sise.* Closest: 'sampling_size'"),
+        ("bayesian", "bayesain", r"conf\.yaml:\d+: tuning.strategy.name: is 'bayesain'.* Closest: 'bayesian'"),
+        ("Normalize", "Normalise", r"transform.Normalise: .* Closest: 'Normalize'"),
+        ("dummy", "dumy", r"dataset.dumy: .* Closest: 'dummy'"),
+        ("size: 224", "size: wide", r"conf\.yaml:16: .*RandomResizedCrop.size"),
+        ("topk: 1", "topk: 3", r"topk is 3; expected 1 or 5"),
+        ("relative: 1%", "{relative: 1%, absolute: 1}", "accuracy_criterion"),
+        ("random_seed: 9527", "random_seed: 9527\nversion: 1.0", r"conf\.yaml:\d+: the key version is there twice"),
+        ("version: 1.0", "version: [", "is not YAML"),
+        ("version: 1.0", "version: !!python/object/apply:os.getcwd []", "is not YAML"),
+        ("framework: pytorch_fx", "framework: pytorch_fix", "Closest: 'pytorch_fx'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line_and_what_is_close(tmp_path: Path, old: str, new: str, says: str) -> None:
+    path = write(tmp_path, FILE.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=says):
+        read_conf(path)
+
+
+def test_aliases_that_stand_for_too_much_are_refused(tmp_path: Path) -> None:
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    for one, other in zip("abcdef", "bcdefg", strict=True):
+        lines.append(f"{other}: &{other} [{', '.join([f'*{one}'] * 10)}]")
+    with pytest.raises(ConfigError, match="aliases"):
+        read_conf(write(tmp_path, "\n".join(lines)))
+
+
+@pytest.mark.parametrize("text", ["", "just words", "[1, 2]"])
+def test_a_file_without_a_mapping_says_so(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="no mapping"):
+        read_conf(write(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_names_what_writes_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fxquant init"):
+        read_conf(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("section", "where"),
+    [
+        ({"device": "gpu"}, "device"),
+        ({"model": {"framework": "tensorflow", "inputs": "a, b"}}, "model.inputs"),
+        ({"quantization": {"calibration": {"sampling_size": "100, 200"}}}, "sampling_size"),
+        ({"quantization": {"advance": {"bias_correction": "weight_empirical"}}}, "bias_correction"),
+        ({"tuning": {"strategy": {"name": "tpe"}}}, "strategy.name"),
+        ({"tuning": {"strategy": {"name": "sigopt", "sigopt_api_token": "x"}}}, "sigopt"),
+        ({"tuning": {"objective": "footprint"}}, "objective"),
+        ({"pruning": {"approach": {}}}, "pruning"),
+    ],
+)
+def test_what_has_no_meaning_here_is_a_note(section: dict[str, Any], where: str) -> None:
+    _, notes = read_conf({"model": {"name": "m"}, **section})
+    assert any(where in note for note in notes)
+
+
+def test_the_json_schema_knows_every_section() -> None:
+    schema = json_schema()
+    json.dumps(schema)
+    assert {"model", "quantization", "evaluation", "tuning"} <= schema["properties"].keys()
+    assert "Normalize" in schema["$defs"]["Transforms"]["properties"]

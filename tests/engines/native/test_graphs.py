@@ -1,0 +1,157 @@
+"""Graphs with more than kernels: sizes, checks, constants, code of the model, layers that are graphs themselves."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxquant as fq
+from fxquant.errors import InputError
+from fxquant.graph.region import Region, engine_of, lowering_of, regions
+from fxquant.numerics.affine import sqnr_db
+
+pytest.importorskip("llvmlite")
+
+from fxquant.engines.native.runner import NativeRunner
+
+
+def both(model: nn.Module, x: Tensor) -> tuple[nn.Module, nn.Module]:
+    prepared = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        native = fq.convert_fx(prepared, engine=fq.Native(cache=None))
+    return fq.convert_fx(prepared, engine="reference"), native
+
+
+def runner_of(model: nn.Module) -> NativeRunner:
+    assert isinstance(model, Region)
+    found = lowering_of(model).runner
+    assert isinstance(found, NativeRunner)
+    return found
+
+
+class PaddedAsInTensorFlow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pads = [max((math.ceil(size / 2) - 1) * 2 + 3 - size, 0) for size in x.shape[-2:]]
+        x = F.pad(x, [pads[1] // 2, pads[1] - pads[1] // 2, pads[0] // 2, pads[0] - pads[0] // 2])
+        return self.conv(x).relu()
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return y.relu() if x.shape[0] > 1 else y
+
+
+class Positions(nn.Module):
+    """Returns a tensor that does not depend on the input, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.lin, self.gamma = nn.Embedding(8, 4), nn.Linear(4, 4), nn.Parameter(torch.rand(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        places = self.table(torch.arange(x.shape[1], device=x.device))
+        return self.lin((self.lin(x) * self.gamma + places).relu()), places * 2
+
+
+def test_sizes_are_computed_once() -> None:
+    x = torch.randn(2, 3, 9, 12)
+    reference, native = both(PaddedAsInTensorFlow(), x)
+    assert sqnr_db(reference(x), native(x)) > 30
+    (program,) = runner_of(native).programs.values()
+    assert program.levels == [0] and not any(program.outside.values())
+
+
+def test_checks_hold_for_each_batch() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    reference, native = both(Branches(), x)
+    assert sqnr_db(reference(x), native(x)) > 30
+    assert runner_of(native).programs
+    for model in (reference, native):
+        with pytest.raises(InputError, match="depends on"):
+            model(x[:1])
+    assert sqnr_db(reference(x), native(x)) > 30
+
+
+def test_constants_are_computed_once_and_not_shared() -> None:
+    x = torch.randn(2, 8, 4)
+    reference, native = both(Positions(), x)
+    with torch.no_grad():
+        for _ in range(2):
+            for expected, actual in zip(reference(x), native(x), strict=True):
+                assert expected.shape == actual.shape and sqnr_db(expected, actual) > 30
+                actual.zero_()
+    assert runner_of(native).programs
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * float(x.sum() != 0)
+
+
+class CallsCode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.count, self.b = nn.Linear(4, 4), Counts(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.count(self.a(x)))
+
+
+def test_code_of_the_model_is_called_once_a_call() -> None:
+    x = torch.randn(2, 4)
+    custom = {"non_traceable_module_class": [Counts]}
+    prepared = fq.prepare_fx(CallsCode().eval(), fq.get_default_qconfig_mapping("x86"), (x,), custom)
+    prepared(x)
+    native = fq.convert_fx(prepared, engine=fq.Native(cache=None))
+    before = native.get_submodule("count").calls
+    for _ in range(3):
+        native(x)
+    assert native.get_submodule("count").calls == before + 3
+
+
+class Sequence(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.lstm, self.b = nn.Linear(6, 8), nn.LSTM(8, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.lstm(self.a(x).relu())[0])
+        return found
+
+
+def test_a_layer_that_is_a_graph_itself() -> None:
+    x = torch.randn(3, 7, 6)
+    reference, native = both(Sequence(), x)
+    assert all(engine_of(region) == "native" for _, region in regions(native))
+    for batch in (3, 1, 5):
+        x = torch.randn(batch, 7, 6)
+        assert sqnr_db(reference(x), native(x)) > 30
+
+
+def test_what_runs_elsewhere_is_explained() -> None:
+    x = torch.randn(1, 2, 4, 4, 4)
+    _, native = both(nn.Sequential(nn.Conv3d(2, 3, 3), nn.ReLU()), x)
+    assert engine_of(native) == "onednn"  # type: ignore[arg-type]
+    (row,) = (row for row in fq.explain(native) if row.kind == "conv3d")
+    assert "on onednn: it has no op with a native kernel" in row.reason

@@ -1,0 +1,106 @@
+"""Inputs that are not like the example's: every engine answers, or refuses, as the reference does."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+from fxquant.engines.native.apply import has_native
+from fxquant.errors import InputError
+
+ENGINES = ["onednn", *(["native"] if has_native() else [])]
+RUNTIMES = [name for name in ("onnxruntime", "openvino") if importlib.util.find_spec(name) is not None]
+KINDS = {
+    "static": fq.get_default_qconfig_mapping("x86"),
+    "dynamic": fq.QConfigMapping().set_global(fq.default_dynamic_qconfig),
+    "weight_only": fq.QConfigMapping().set_global(fq.weight_only_qconfig),
+}
+MODELS: dict[str, Any] = {
+    "conv1d": (lambda: nn.Sequential(nn.Conv1d(3, 8, 5), nn.ReLU()), (2, 3, 9)),
+    "conv2d": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3)), (2, 3, 8, 8)),
+    "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(3, 8, 3, stride=2), nn.ReLU()), (2, 3, 4, 4)),
+    "linear": (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), (2, 6)),
+    "tokens": (lambda: nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 4)), None),
+}
+
+
+def odd(x: Tensor) -> Iterator[tuple[str, Any]]:
+    if not x.is_floating_point():
+        yield from {"float": x.float(), "out of range": x + 20, "negative": x - 20}.items()
+    for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool) if x.is_floating_point() else ():
+        yield str(dtype), x.to(dtype)
+    for axis in range(x.dim()):
+        yield f"nothing along {axis}", x.narrow(axis, 0, 0)
+        yield f"one along {axis}", x.narrow(axis, 0, 1)
+    yield from {"sample": x[0], "more": x[None], "number": x.flatten()[0]}.items()
+    yield from {"none": None, "list": x.tolist(), "array": x.numpy(), "sparse": x.to_sparse()}.items()
+    yield "strides", x.transpose(0, 1).contiguous().transpose(0, 1)
+    if x.is_floating_point():
+        yield from {"infinite": x * math.inf, "gradient": x.clone().requires_grad_()}.items()
+
+
+def outcome(model: nn.Module, given: Any) -> Any:
+    try:
+        with torch.no_grad():
+            return model(given)
+    except Exception as error:
+        return type(error)
+
+
+def made(name: str, kind: str, engine: Any) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    build, shape = MODELS[name]
+    x = torch.randint(0, 10, (2, 5)) if shape is None else torch.randn(shape)
+    prepared = fq.prepare_fx(build().eval(), KINDS[kind], (x,), target="x86")
+    prepared(x)
+    return fq.convert_fx(prepared, engine=engine), x
+
+
+def check(name: str, kind: str, engine: str) -> None:
+    (reference, x), (model, _) = made(name, kind, "reference"), made(name, kind, engine)
+    for what, given in odd(x):
+        expected = outcome(reference, given)
+        for turn in range(3):  # the second run is written down, the third repeated
+            found = outcome(model, given)
+            if not isinstance(expected, Tensor) or not isinstance(found, Tensor):
+                assert found is expected, (what, turn)
+                continue
+            assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
+            off = 0.05 * float(expected.abs().nan_to_num(0, 0).max()) if expected.numel() else 0.0
+            assert torch.allclose(found, expected, atol=off, equal_nan=True), (what, turn)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_engines_do_as_the_reference_does(name: str, kind: str, engine: str) -> None:
+    check(name, kind, engine)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("engine", RUNTIMES)
+def test_runtimes_do_as_the_reference_does(engine: str) -> None:
+    check("conv2d", "static", engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_other_devices_are_an_error(engine: str) -> None:
+    model, x = made("conv2d", "static", engine)
+    with pytest.raises(InputError, match="runs on the CPU, and is given a tensor on meta"):
+        model(x.to("meta"))
+
+
+def test_what_cannot_be_quantized_is_named() -> None:
+    model, x = made("conv2d", "static", "reference")
+    with pytest.raises(InputError, match=r"input 0 \('input'\) is of torch.float64, and the model quantizes it"):
+        model(x.double())
+    with pytest.raises(InputError, match="is list"):
+        model(input=x.tolist())

@@ -1,0 +1,155 @@
+"""What export_onnx can be asked for: open sizes, opsets, names, metadata, models of several graphs, any stage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+from fxquant.numerics.affine import sqnr_db
+from zoo import ZOO
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+def run(path: Path, **feed: Tensor) -> list[Tensor]:
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return [torch.from_numpy(np.asarray(a)) for a in session.run(None, {k: v.numpy() for k, v in feed.items()})]
+
+
+def quantize(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    return fq.quantize(model.eval(), [args], example_inputs=args, engine="reference", **kwargs)
+
+
+class Conv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        hidden = torch.relu(self.conv(image))
+        return {"boxes": self.head(hidden), "hidden": hidden.mean((2, 3))}
+
+
+def test_image_size_and_batch_stay_open(tmp_path: Path) -> None:
+    x = torch.randn(1, 3, 16, 24)
+    model = quantize(Conv(), x)
+    open_sizes = {"image": {2: "height", 3: "width"}}
+    path = fq.export_onnx(model, tmp_path / "m.onnx", x, dynamic_batch=True, dynamic_shapes=open_sizes)
+    shape = [d.dim_param or d.dim_value for d in onnx.load(path).graph.input[0].type.tensor_type.shape.dim]
+    assert shape == ["batch", 3, "height", "width"]
+    other = torch.randn(2, 3, 9, 31)
+    for actual, expected in zip(run(path, image=other), model(other).values(), strict=True):
+        assert sqnr_db(expected, actual) > 45
+
+
+def test_the_length_of_a_sequence_stays_open(tmp_path: Path) -> None:
+    x = torch.randn(2, 8, 16)
+    model = quantize(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)), x)
+    path = fq.export_onnx(model, tmp_path / "m.onnx", x, dynamic_shapes={"input": {1: "length"}})
+    other = torch.randn(2, 5, 16)
+    assert sqnr_db(model(other), run(path, input=other)[0]) > 45
+
+
+def test_sizes_that_cannot_be_open_are_said(tmp_path: Path) -> None:
+    x = torch.randn(1, 3, 16, 16)
+    model = quantize(Conv(), x)
+    for shapes, said in (
+        ({"imag": {0: "n"}}, "'imag' is no tensor argument. Those are 'image'"),
+        ({"image": {7: "n"}}, "no axis 7"),
+        ({"image": {0: "n"}}, "Give an example where it is 2 or more"),
+    ):
+        with pytest.raises(fq.ConfigError, match=said):
+            fq.export_onnx(model, tmp_path / "m.onnx", x, dynamic_shapes=shapes)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_names_come_from_the_signature_and_metadata_is_kept(tmp_path: Path) -> None:
+    x = torch.randn(1, 3, 16, 16)
+    path = fq.export_onnx(quantize(Conv(), x), tmp_path / "m.onnx", x, metadata={"labels": "a,b"})
+    model = onnx.load(path)
+    assert [value.name for value in model.graph.input] == ["image"]
+    assert [value.name for value in model.graph.output] == ["boxes", "hidden"]
+    assert {each.key: each.value for each in model.metadata_props}["labels"] == "a,b"
+    assert model.producer_name == "fxquant"
+    with pytest.raises(fq.ConfigError, match="strings only"):
+        fq.export_onnx(quantize(Conv(), x), tmp_path / "n.onnx", x, metadata={"classes": 3})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("opset", [18, 19, 21, 23])
+def test_opsets(opset: int, tmp_path: Path) -> None:
+    x = ZOO["plain"].inputs()[0]
+    model = quantize(ZOO["plain"].build(), x)
+    path = fq.export_onnx(model, tmp_path / "m.onnx", x, opset=opset)
+    assert {each.domain: each.version for each in onnx.load(path).opset_import}[""] == opset
+    onnx.checker.check_model(str(path), full_check=True)
+    assert sqnr_db(model(x), run(path, x=x)[0]) > 45
+
+
+def test_an_opset_without_what_the_model_needs_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(2, 64)
+    four = fq.QConfigMapping().set_global(fq.int4_weight_only_qconfig)
+    model = quantize(nn.Sequential(nn.Linear(64, 64)), x, qconfig_mapping=four)
+    with pytest.raises(fq.ConfigError, match=r"written as 21 .* to 24"):
+        fq.export_onnx(model, tmp_path / "m.onnx", x, opset=20)
+    with pytest.raises(fq.ConfigError, match="written as 21"):
+        fq.export_onnx(model, tmp_path / "m.onnx", x, opset=12)
+
+
+class TwoParts(nn.Module):
+    """What lies between its parts depends on values, so each part is a graph of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+        self.second = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        return self.second(hidden if float(hidden.sum()) > 0 else -hidden)
+
+
+def test_several_graphs_become_several_files_with_a_manifest(tmp_path: Path) -> None:
+    x = torch.randn(2, 8)
+    model = quantize(TwoParts(), x)
+    folder = fq.export_onnx(model, tmp_path / "parts", x)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    rows = {row["path"]: row for row in manifest["regions"]}
+    assert set(rows) == {"first", "second"}
+    hidden = model.first(x)
+    for path, given in (("first", x), ("second", hidden)):
+        (port,) = rows[path]["inputs"]
+        assert port["shape"] == [2, 8]
+        actual = run(folder / rows[path]["file"], **{port["name"]: given.detach()})[0]
+        assert sqnr_db(model.get_submodule(path)(given), actual) > 45
+    with pytest.raises(fq.FxQuantError):
+        fq.export_onnx(model, tmp_path / "m.onnx", x)
+
+
+@pytest.mark.parametrize("stage", ["prepared", "frozen", "trained"])
+def test_any_stage_is_converted_on_the_way(stage: str, tmp_path: Path) -> None:
+    x = ZOO["plain"].inputs()[0]
+    mapping = fq.get_default_qconfig_mapping("onnxruntime")
+    if stage == "trained":
+        model = fq.prepare_qat_fx(
+            ZOO["plain"].build().train(), fq.get_default_qat_qconfig_mapping("onnxruntime"), (x,), target="onnxruntime"
+        )
+        model(x).sum().backward()
+        model.eval()
+    else:
+        model = fq.prepare_fx(ZOO["plain"].build(), mapping, (x,), target="onnxruntime")
+        model(x)
+        model = fq.freeze(model) if stage == "frozen" else model
+    path = fq.export_onnx(model, tmp_path / "m.onnx", x)
+    expected = fq.convert_to_reference_fx(model)(x)
+    assert sqnr_db(expected, run(path, x=x)[0]) > 45
+    assert model(x).shape == expected.shape  # it goes on as it was

@@ -1,0 +1,116 @@
+"""What a region knows: where it comes from, what was decided, how it runs; and that the user's names stay theirs."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+from fxquant.graph.lowering import reference_graph, unlower
+from fxquant.graph.region import (
+    Region,
+    Stage,
+    engine_of,
+    kernel_path_of,
+    lowering_of,
+    origin_of,
+    plan_of,
+    runner_of,
+    stage_of,
+)
+
+MAPPING = fq.get_default_qconfig_mapping("x86")
+
+
+class OwnNames(nn.Module):
+    """Its parts go by the names that one would give to the parts of a region."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.origin = nn.Conv2d(3, 4, 1)
+        self.plan = nn.Conv2d(4, 4, 1)
+        self.lowering = nn.BatchNorm2d(4)
+        self.stage = nn.ReLU()
+        self.op = nn.Conv2d(4, 4, 1)
+        self.module = nn.Flatten()
+        self.quantizer = nn.Linear(16, 2)
+        self.path = "mine"
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stage(self.lowering(self.plan(self.origin(x))))
+        return self.quantizer(self.module(self.op(x)))  # type: ignore[no-any-return]
+
+
+def prepared() -> Region:
+    torch.manual_seed(0)
+    made = fq.prepare_fx(OwnNames().eval(), MAPPING, (torch.rand(2, 3, 2, 2),))
+    made(torch.rand(2, 3, 2, 2))
+    assert isinstance(made, Region)
+    return made
+
+
+def converted(engine: Literal["onednn", "reference"] = "onednn") -> Region:
+    made = fq.convert_fx(prepared(), engine=engine)
+    assert isinstance(made, Region)
+    return made
+
+
+def test_the_parts_of_a_model_may_go_by_any_name(tmp_path: Path) -> None:
+    model, x = converted(), torch.rand(2, 3, 2, 2)
+    assert isinstance(model.stage, nn.ReLU)
+    assert model.path == "mine"
+    fq.save(model, tmp_path / "model.fq")
+    assert torch.equal(fq.load(tmp_path / "model.fq", engine="onednn")(x), model(x))
+
+
+def test_the_stage_follows_from_what_a_region_knows() -> None:
+    fused = fq.fuse_fx(OwnNames().eval())
+    assert isinstance(fused, Region)
+    assert stage_of(fused) is Stage.FUSED
+    ready = prepared()
+    assert stage_of(ready) is Stage.PREPARED
+    frozen = fq.freeze(ready)
+    assert isinstance(frozen, Region)
+    assert stage_of(frozen) is Stage.PREPARED
+    assert stage_of(converted()) is Stage.CONVERTED
+
+
+def test_where_a_region_comes_from_is_fixed() -> None:
+    origin = origin_of(converted())
+    assert origin.user_class is OwnNames
+    assert (origin.method, origin.num_inputs, origin.input_names) == ("symbolic", 1, ("x",))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        origin.path = "elsewhere"  # type: ignore[misc]
+
+
+def test_an_engine_leaves_nothing_behind() -> None:
+    model, x = converted(), torch.rand(2, 3, 2, 2)
+    kernels = kernel_path_of(model)
+    assert kernels and isinstance(model.get_submodule(kernels), nn.Module)
+    unlower(model)
+    assert (kernel_path_of(model), runner_of(model)) == ("", None)
+    assert not hasattr(model, kernels)
+    assert torch.equal(model(x), converted("reference")(x))
+
+
+def test_a_copy_has_parts_of_its_own() -> None:
+    model = converted()
+    for other in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        unlower(other)
+        plan_of(other).statistics_path = "elsewhere"
+        assert (engine_of(model), plan_of(model).statistics_path) == ("onednn", "")
+        assert kernel_path_of(model) and lowering_of(model).filled is not lowering_of(other).filled
+
+
+def test_a_region_that_is_not_converted_has_its_graph_and_no_lowering() -> None:
+    region = prepared()
+    assert reference_graph(region) is region.graph
+    with pytest.raises(fq.StageError, match="not converted"):
+        lowering_of(region)

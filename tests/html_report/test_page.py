@@ -1,0 +1,116 @@
+"""The page in a real browser: no error, nothing from the network, search and click, a phone, a thousand nodes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+from browser import CHROMIUM, Browser
+from fxquant.html_report.page import render
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.body = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU())
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head((x + self.body(x)).mean((2, 3))).softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model, data = Net().eval(), [torch.randn(2, 3, 8, 8) for _ in range(2)]
+    path = tmp_path_factory.mktemp("report") / "net.html"
+    quantized = fq.quantize(model, data)
+    fq.report(model, quantized, data, path, evaluate=lambda m: float(m(data[0]).max()), seconds=0.01)
+    return path
+
+
+def test_it_opens_without_error_or_network(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    for section in ("depth", "speed", "float", "setup"):
+        browser.run(f"document.getElementById('{section}').scrollIntoView({{behavior: 'instant'}})")
+        browser.wait(f"[...document.querySelectorAll('#{section} .chart')].every((e) => e.querySelector('svg'))")
+    assert browser.problems == []
+    assert {url.partition(":")[0] for url in browser.requests} <= {"file", "blob", "data"}
+    assert browser.run("document.querySelectorAll('.tile').length") == 6
+    names = browser.run("DATA.speed.rows.map((row) => row.name)")
+    assert names[0] == "float" and "onednn" in names
+    assert browser.run("[...document.querySelectorAll('#engines-table tbody tr')].length") == len(names)
+    assert "softmax" in browser.run("document.getElementById('float-table').textContent")
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run("document.documentElement.dataset.theme") == "dark"
+    assert browser.problems == []
+
+
+def test_search_and_click(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.run("document.getElementById('graphs').scrollIntoView({behavior: 'instant'})")
+    browser.run("(() => { const e = document.getElementById('search'); e.value = 'BODY'; e.oninput({target: e}) })()")
+    assert browser.run("views.int8.nodes('.hit').map((n) => BOXES.int8.get(n.id()).path)") == ["body.0"]
+    assert browser.run("document.getElementById('hits').textContent") == "1 found"
+    assert browser.run("views.float.nodes('.faded').length") > 0
+    browser.run("search(''); views.int8.stop(); views.int8.fit(undefined, 24); 0")
+    place = browser.run(
+        "(() => { const p = views.int8.getElementById('/stem_0').renderedPosition(), "
+        "r = document.getElementById('graph-int8').getBoundingClientRect(); return [p.x + r.x, p.y + r.y] })()"
+    )
+    browser.click(*place)
+    browser.wait("document.getElementById('detail').textContent.includes('stem.0')")
+    text = browser.run("document.getElementById('detail').textContent")
+    assert "weight s8" in text and "x = self.stem(x)" in text and "grid covers" in text
+    assert browser.run("document.querySelectorAll('#detail .chart svg').length") > 0
+    assert browser.run("views.float.nodes('.partner').length") == 3
+    browser.run("document.getElementById('by-error').click()")
+    assert "dB" in browser.run("document.getElementById('legend').textContent")
+    assert browser.problems == []
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, page: Path) -> None:
+    browser.open(page, width=390, height=844, phone=True, dark=True)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    assert browser.run("getComputedStyle(document.querySelector('.pane-float')).display") == "none"
+    browser.run("document.getElementById('see-float').click()")
+    assert browser.run("getComputedStyle(document.querySelector('.pane-int8')).display") == "none"
+    assert browser.problems == []
+
+
+def test_a_thousand_nodes_are_laid_out_without_overlap(browser: Browser, page: Path, tmp_path: Path) -> None:
+    text = page.read_text()
+    data = json.loads(text.split('<script id="data" type="application/json">')[1].split("</script>")[0])
+    box = data["graphs"]["int8"]["nodes"][1]
+    names = [f"/n{i}" for i in range(1000)]
+    nodes = [{**box, "id": name, "path": name, "partners": [], "nodes": [name]} for name in names]
+    edges = [[names[i], names[i + 1], 1] for i in range(999)]
+    edges += [[names[i], names[i + 7], 1] for i in range(0, 990, 9)]  # residuals
+    edges += [[names[i], names[999 - i], 0] for i in range(5, 200, 20)]  # as in a U-Net
+    data["graphs"] = {"float": {"nodes": nodes, "edges": edges}, "int8": {"nodes": nodes, "edges": edges}}
+    large = tmp_path / "large.html"
+    large.write_text(render(data))
+    browser.open(large)
+    assert browser.problems == []
+    places = browser.run("views.int8.nodes().map((n) => [n.position().x, n.position().y])")
+    assert len(places) == 1000
+    by_row = sorted((round(y), x) for x, y in places)
+    assert all(b[0] != a[0] or b[1] - a[1] >= 168 for a, b in itertools.pairwise(by_row))
+    assert browser.run("views.int8.edges().every((e) => e.source().position().y < e.target().position().y)")

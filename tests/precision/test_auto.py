@@ -1,0 +1,155 @@
+"""Automatic precision: what causes an error is lifted and nothing else, from one calibration, the same each time."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+from fxquant.errors import ConfigError
+from precision_models import Branches, collapsing
+from zoo import ZOO
+
+
+def quiet(model: nn.Module, data: list[Tensor], **options: object) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return fq.quantize(model, data, **options)  # type: ignore[arg-type]
+
+
+def reasons(model: nn.Module) -> dict[str, str]:
+    return {row.path: row.reason for row in fq.explain(model) if "lifted" in row.reason or "range by" in row.reason}
+
+
+@pytest.mark.parametrize("engine", ["reference", "onednn", "native"])
+def test_the_cause_is_lifted_and_told(engine: str) -> None:
+    if engine == "native":
+        pytest.importorskip("llvmlite")
+    model, data = collapsing()
+    with pytest.warns(UserWarning, match=r"Lifted first \(weight_only\)") as told:
+        made = fq.quantize(model, data, engine=engine)
+    assert len(told) == 1 and told[0].filename == __file__
+    assert fq.check(model, made, data).cosine > 0.999
+    assert {row.kind: row.status for row in fq.explain(made) if row.path != "head"} == {
+        "linear": "weight_only",
+        "tanh": "float",
+    }
+    assert [row.status for row in fq.explain(made) if row.path == "head"] == ["int8"]
+    assert "dB ->" in reasons(made)["first"] and "its input" in reasons(made)["first"]
+
+
+def test_the_same_again_bit_by_bit() -> None:
+    model, data = collapsing()
+    one, other = (fq.quantize(model, data, engine="reference").state_dict() for _ in range(2))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_int8_stays_int8_when_asked_for() -> None:
+    model, data = collapsing()
+    with pytest.warns(UserWarning, match="eat their signal"):
+        made = fq.quantize(model, data, precision="int8", engine="reference")
+    assert {row.status for row in fq.explain(made)} == {"int8"}
+
+
+def test_rules_of_ones_own_stay_and_what_falls_short_is_told() -> None:
+    model, data = collapsing()
+    with pytest.warns(UserWarning, match="rules that were given stay"):
+        made = fq.quantize(model, data, qconfig_mapping=fq.get_default_qconfig_mapping(), engine="reference")
+    assert {row.status for row in fq.explain(made)} == {"int8"}
+
+
+@pytest.mark.parametrize("name", ["resnet", "mobilenet", "vision_transformer", "unet"])
+def test_models_that_do_well_stay_as_they_are(name: str) -> None:
+    entry = ZOO[name]
+    model = entry.build().eval()
+    torch.manual_seed(0)
+    data = [entry.inputs() for _ in range(2)]
+    auto, plain = (quiet(model, data, precision=p, engine="reference") for p in ("auto", "int8"))
+    assert [row.status for row in fq.explain(auto)] == [row.status for row in fq.explain(plain)]
+    assert not reasons(auto)
+
+
+def test_a_budget_buys_precision_and_bounds_it() -> None:
+    torch.manual_seed(0)
+    body = [nn.Linear(32, 32) for _ in range(6)]
+    model = nn.Sequential(*(part for linear in body for part in (linear, nn.Tanh()))).eval()
+    spec = fq.Spec(bits=3, signed=False, symmetric=False)
+    target = fq.Target(
+        name="coarse", kinds=frozenset(("linear", "tanh")), activation=spec, weight=fq.Spec(granularity="per_channel")
+    )
+    data = [torch.randn(32, 32) for _ in range(2)]
+    found = {}
+    for budget in (0.36, 0.7, 1.0):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = fq.quantize(model, data, target=target, engine="reference", budget=budget)
+        rows = [row for row in fq.explain(made) if row.kind == "linear"]
+        found[budget] = sum(row.status == "weight_only" for row in rows), fq.check(model, made, data).sqnr
+    assert found[0.36][0] == 0 < found[0.7][0] < found[1.0][0]
+    assert found[0.36][1] < found[0.7][1] < found[1.0][1]
+
+
+def test_regions_inside_of_code_that_runs_as_written() -> None:
+    class Wild(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = collapsing()[0]
+            self.rest = Branches()
+            self.out = nn.Linear(4, 8)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            y = self.inner(x)
+            return {"wild": self.rest(self.out(y)) if float(y.sum()) < 1e9 else y}
+
+    model, data = Wild().eval(), collapsing()[1]
+    with pytest.warns(UserWarning, match=r"Lifted inner.first \(weight_only\)"):
+        made = fq.quantize(model, data, engine="onednn")
+    assert fq.check(model, made, data).sqnr > 25
+
+
+def test_without_gradients_a_tensor_counts_by_its_own_noise() -> None:
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = collapsing()[0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).detach()
+
+    model, data = Detached().eval(), collapsing()[1]
+    with pytest.warns(UserWarning, match="Lifted"):
+        made = fq.quantize(model, data, engine="reference")
+    assert fq.check(model, made, data).passed
+
+
+def test_it_is_saved_with_its_decisions(tmp_path: object) -> None:
+    model, data = collapsing()
+    made = fq.quantize(model, data, engine="reference")
+    fq.save(made, f"{tmp_path}/model.fq")
+    back = fq.load(f"{tmp_path}/model.fq", engine="reference")
+    assert torch.equal(back(data[0]), made(data[0]))
+    assert reasons(back) == reasons(made)
+
+
+def test_the_float_model_and_the_data_stay_as_they_are() -> None:
+    model, data = collapsing()
+    before, kept = copy.deepcopy(model.state_dict()), [x.clone() for x in data]
+    fq.quantize(model, iter(data), engine="reference")
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(torch.equal(one, other) for one, other in zip(kept, data, strict=True))
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_mistakes_are_named() -> None:
+    model, data = collapsing()
+    with pytest.raises(ConfigError, match="precision='int4'"):
+        fq.quantize(model, data, precision="int4")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="budget=2"):
+        fq.quantize(model, data, budget=2)
+    with pytest.raises(ConfigError, match="effort='worst'"):
+        fq.quantize(model, data, effort="worst")  # type: ignore[arg-type]

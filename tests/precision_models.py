@@ -1,0 +1,38 @@
+"""Models of which int8 makes nothing, and one whose regions stand in code that runs as written."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Branches(nn.Module):
+    """Does not trace: regions inside of code that runs as written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        return self.two(x) if float(x.sum()) > 1e9 else self.two(-x)
+
+
+class Collapsing(nn.Module):
+    """The first eight inputs are tiny beside the ninth, and all that the answer depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(9, 16), nn.Linear(16, 4)
+        with torch.no_grad():
+            self.first.weight[:, :8] *= 3000.0
+            self.first.weight[:, 8] *= 0.01
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.first(x)))
+
+
+def collapsing() -> tuple[nn.Module, list[Tensor]]:
+    torch.manual_seed(0)
+    data = [torch.cat((torch.randn(32, 8) * 1e-3, torch.rand(32, 1) * 30), 1) for _ in range(3)]
+    return Collapsing().eval(), data

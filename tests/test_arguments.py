@@ -1,0 +1,94 @@
+"""What users hand to the calls: ignored parts, a qconfig in the place of a mapping, a bar."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import fxquant as fq
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))).eval()
+
+
+def quantized_paths(model: nn.Module) -> list[str]:
+    return [row.path for row in fq.explain(model) if row.is_weighted and row.status != "float"]
+
+
+@pytest.mark.parametrize(
+    ("ignore", "left"),
+    [(["2"], ["0"]), (["2.0"], ["0", "2.1"]), ([nn.ReLU], ["0", "2.0", "2.1"]), ([], ["0", "2.0", "2.1"])],
+)
+def test_what_is_ignored_stays_in_float(ignore: list[object], left: list[str]) -> None:
+    quantized = fq.quantize(net(), [torch.randn(2, 4)], ignore=ignore, engine="reference")
+    assert quantized_paths(quantized) == left
+    assert (
+        not any(row.kind == "relu" and row.status == "int8" for row in fq.explain(quantized)) or nn.ReLU not in ignore
+    )
+
+
+def test_ignore_goes_with_a_mapping_which_stays_as_it_is() -> None:
+    mapping = fq.get_default_qconfig_mapping()
+    before = mapping.to_dict()
+    fq.quantize(net(), [torch.randn(2, 4)], qconfig_mapping=mapping, ignore=["2"])
+    assert mapping.to_dict() == before
+
+
+def test_what_cannot_be_ignored() -> None:
+    data = [torch.randn(2, 4)]
+    with pytest.raises(fq.ConfigError, match="Give a list"):
+        fq.quantize(net(), data, ignore="2")
+    with pytest.raises(fq.ConfigError, match="matches no module"):
+        fq.quantize(net(), data, ignore=["nosuch"])
+    with pytest.raises(fq.ConfigError, match="callables"):
+        fq.quantize(net(), data, qconfig_mapping=lambda *site: None, ignore=["2"])
+
+
+def test_nothing_in_int8_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="nothing in Sequential will be quantized"):
+        fq.prepare_fx(net(), fq.QConfigMapping(), (torch.randn(2, 4),))
+
+
+def test_a_qconfig_or_a_spec_in_the_place_of_a_mapping() -> None:
+    x = torch.randn(2, 4)
+    bare = fq.quantize(net(), [x], qconfig_mapping=fq.default_qconfig)
+    mapped = fq.quantize(net(), [x], qconfig_mapping=fq.QConfigMapping().set_global(fq.default_qconfig))
+    assert torch.equal(bare(x), mapped(x))
+    weights = fq.quantize(net(), [x], qconfig_mapping=fq.weight_only_qconfig.weight)
+    assert {row.status for row in fq.explain(weights) if row.is_weighted} == {"weight_only"}
+
+
+def test_a_qconfig_of_torch_ao_in_the_place_of_a_mapping() -> None:
+    ao = pytest.importorskip("torch.ao.quantization")
+    x = torch.randn(2, 4)
+    assert quantized_paths(fq.quantize(net(), [x], qconfig_mapping=ao.get_default_qconfig("x86"))) == [
+        "0",
+        "2.0",
+        "2.1",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_shown_in_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", stream)
+            fq.quantize(net(), [torch.randn(2, 4) for _ in range(3)], progress=True)
+        assert ("calibrating" in stream.getvalue()) == shown
+
+
+def test_a_bar_does_not_take_more_batches_than_asked_for() -> None:
+    taken = []
+    prepared = fq.prepare_fx(net(), fq.default_qconfig, (torch.randn(2, 4),))
+    fq.calibrate(prepared, (taken.append(1) or torch.randn(2, 4) for _ in range(5)), num_batches=2, progress=True)
+    assert len(taken) <= 3

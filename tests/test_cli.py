@@ -1,0 +1,150 @@
+"""The commands on saved models: tables, JSON, one line for an error, the traceback on request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fxquant as fq
+from fxquant.cli import app
+
+MODULE = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4), nn.LogSoftmax(1)).eval()
+
+def batches():
+    return [torch.randn(2, 8) for _ in range(3)]
+
+def score(model):
+    return float(model(torch.ones(2, 8)).exp().sum())
+
+def falls(model):
+    return 1.0 if isinstance(model, nn.Sequential) and not hasattr(model, "graph") else 0.0
+
+def broken():
+    raise RuntimeError("no luck")
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "cli_models.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import cli_models  # type: ignore[import-not-found]
+
+    fq.save(fq.quantize(cli_models.net(), cli_models.batches(), engine="reference"), "net.fq")
+    return "net.fq"
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_commands(net: str, tmp_path: Path) -> None:
+    assert "int8" in run("show", "model", net)
+    assert "conv" not in run("show", "model", net, "--only", "float")
+    assert json.loads(run("show", "model", net, "--json"))["int8_share"] == 1.0
+    found = json.loads(run("compare", net, "--model", "cli_models:net", "--data", "cli_models:batches", "--json"))
+    assert found["output_sqnr"] > 15 and found["batches"] == 3
+    assert "is sound" in run("check", net)
+    pytest.importorskip("onnx")
+    assert "wrote" in run("export", net, "net.onnx")
+    assert (tmp_path / "net.onnx").stat().st_size
+    for words in (["net.pt2"], ["net.json"], ["net.onnx", "--opset", "19"]):
+        assert "wrote" in run("export", net, *words)
+        assert (tmp_path / words[0]).exists()
+
+
+def test_bench_prints_json_alone(net: str) -> None:
+    rows = json.loads(run("bench", net, "--model", "cli_models:net", "--seconds", "0.01", "--json"))["rows"]
+    assert rows[0]["name"] == "float" and len(rows) > 1
+
+
+def test_an_error_is_one_line(net: str) -> None:
+    whole = Path(net).read_bytes()
+    Path("broken.fq").write_bytes(whole[:-8] + bytes(8))
+    for words in (
+        ["check", "broken.fq"],
+        ["show", "model", net, "--only", "int7"],
+        ["export", net, "net.xyz"],
+        ["export", net, "ints", "--format", "integers"],
+        ["export", net, "net.json", "--opset", "20"],
+        ["export", net, "net.pte", "--dynamic-batch"],
+        ["bench", net, "--model", "nosuch:net"],
+    ):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 1
+        assert result.stderr.startswith("fxquant: ") and "Traceback" not in result.stderr
+    shown = CliRunner().invoke(app, ["check", "broken.fq", "--debug"])
+    assert isinstance(shown.exception, fq.ArchiveError)
+
+
+COMMANDS = ("demo", "init", "quantize", "tune", "bench", "compare", "report", "check", "forecast", "export", "schema")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "show model", "show target"])
+def test_the_help_has_an_example(command: str) -> None:
+    text = " ".join(run(*command.split(), "--help").split())
+    assert f"Example: fxquant {command}" in text
+    if command not in ("init", "schema", "export"):
+        assert "--json" in text
+
+
+def test_the_help_lists_the_commands_and_exit_codes() -> None:
+    text = run("--help")
+    assert all(command in text for command in COMMANDS) and "Exit codes" in text
+    assert run("--version").startswith("fxquant ")
+
+
+def test_report_writes_a_page(net: str, tmp_path: Path) -> None:
+    words = [
+        "report",
+        net,
+        "--model",
+        "cli_models:net",
+        "--data",
+        "cli_models:batches",
+        "--seconds",
+        "0",
+        "--most",
+        "1",
+    ]
+    assert "written to page.html" in run(*words, "--output", "page.html")
+    assert (tmp_path / "page.html").stat().st_size > 1_000_000
+    assert json.loads(run(*words, "--evaluate", "cli_models:score", "--json"))["score"]["float"] > 0
+
+
+def test_tune_saves_the_best(net: str, tmp_path: Path) -> None:
+    words = ["tune", "--model", "cli_models:net", "--data", "cli_models:batches", "--engine", "reference"]
+    found = json.loads(run(*words, "--evaluate", "cli_models:score", "--timeout", "0", "--json"))
+    assert found["passed"] and len(found["trials"]) == 1
+    assert fq.load("tuned.fq") is not None
+    missed = CliRunner().invoke(app, [*words, "--evaluate", "cli_models:falls", "--max-trials", "1"])
+    assert missed.exit_code == 3 and "NOT within the tolerance" in missed.stdout
+
+
+def test_an_error_of_the_users_code_is_one_line_too(net: str) -> None:
+    words = ["compare", net, "--model", "cli_models:net", "--data", "cli_models:broken"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert result.stderr == "fxquant: RuntimeError: no luck (--debug shows where)\n"
+    assert isinstance(CliRunner().invoke(app, [*words, "--debug"]).exception, RuntimeError)
+    assert CliRunner().invoke(app, ["bench"]).exit_code == 2
+    assert "nosuch.fq" in CliRunner().invoke(app, ["check", "nosuch.fq"]).stderr
+
+
+def test_shells_can_complete() -> None:
+    result = CliRunner().invoke(app, [], prog_name="fxquant", env={"_FXQUANT_COMPLETE": "source_bash"})
+    assert "complete" in result.stdout and "fxquant" in result.stdout
+    words = {"_FXQUANT_COMPLETE": "complete_bash", "COMP_WORDS": "fxquant re", "COMP_CWORD": "1"}
+    assert "report" in CliRunner().invoke(app, [], prog_name="fxquant", env=words).stdout

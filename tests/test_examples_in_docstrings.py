@@ -1,0 +1,57 @@
+"""Every public function has a docstring with an example, and the example runs as written."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fxquant as fq
+
+FUNCTIONS = [name for name in fq.__all__ if inspect.isfunction(getattr(fq, name))]
+NEEDS = {
+    "export_onnx": ("onnx", "onnxscript"),
+    "profile": ("llvmlite",),
+    "export_executorch": ("executorch",),
+}
+
+
+def names() -> dict[str, object]:
+    """What the examples start from: a small model in eval mode, and batches for it."""
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential()
+    for name, module in zip(("conv", "norm", "act", "pool", "flat", "head"), [*body, nn.Linear(8, 4)], strict=True):
+        model.add_module(name, module)
+    loader = [torch.randn(2, 3, 8, 8) for _ in range(2)]
+    return {"fq": fq, "torch": torch, "nn": nn, "model": model.eval(), "loader": loader}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    text = inspect.getdoc(getattr(fq, name)) or ""
+    test = doctest.DocTestParser().get_doctest(text, names(), name, name, 0)
+    assert test.examples, f"{name} has no example"
+    lines: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=lines.append)
+    assert not lines, "".join(lines)
+
+
+@pytest.mark.parametrize("name", [name for name in fq.__all__ if inspect.isclass(getattr(fq, name))])
+def test_every_class_says_what_it_is(name: str) -> None:
+    text = getattr(fq, name).__doc__ or ""
+    assert text and not text.startswith(f"{name}("), "a docstring of its own"
+
+
+def test_the_api_page_has_all_functions_and_classes() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+    public = [inspect.unwrap(getattr(fq, name)) for name in fq.__all__]
+    named = [each for each in public if inspect.isfunction(each) or inspect.isclass(each)]
+    assert [f"{each.__module__}.{each.__qualname__}" for each in named if each.__qualname__ not in page] == []
