@@ -1,6 +1,7 @@
-"""Train in several processes: `torchrun --nproc-per-node 2 examples/qat_ddp.py`.
+"""Calibrate and train in several processes: `torchrun --nproc-per-node 2 examples/qat_ddp.py`.
 
-Each rank has its own share of the digits of scikit-learn. All ranks end with the same ranges and weights.
+Each rank has its own share of the digits of scikit-learn. Calibration merges what all ranks saw, training starts from
+it, and all ranks end with the same ranges and weights.
 """
 
 from __future__ import annotations
@@ -9,41 +10,12 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
+from _digits import accuracy, digits, network
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler
 
 import fxquant as fq
-
-
-def network() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1, bias=False),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(32, 10),
-    )
-
-
-def digits() -> tuple[TensorDataset, TensorDataset]:
-    data = load_digits()
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
-    labels = torch.tensor(data.target)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    train, test = order[:1400], order[1400:]
-    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, data: TensorDataset) -> float:
-    images, labels = data.tensors
-    return float((model(images).argmax(1) == labels).float().mean())
 
 
 def check_agreement(state: dict[str, Tensor]) -> None:
@@ -55,6 +27,19 @@ def check_agreement(state: dict[str, Tensor]) -> None:
             assert other is not None
             if not torch.equal(value, other[name]):
                 raise SystemExit(f"ranks disagree about {name}")
+
+
+def train_float(model: nn.Module, loader: DataLoader, epochs: int) -> None:
+    """Each rank on its share; all end with the weights and statistics of rank 0."""
+    shared = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(shared.parameters(), 1e-2)
+    for _ in range(epochs):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(shared(images), labels).backward()
+            optimizer.step()
+    for tensor in model.state_dict().values():
+        dist.broadcast(tensor, 0)
 
 
 def main() -> None:
@@ -69,7 +54,14 @@ def main() -> None:
     train, test = digits()
     loader = DataLoader(train, batch_size=50, sampler=DistributedSampler(train, shuffle=False))
 
-    mapping = {
+    example = (train.tensors[0][:2],)
+    model = network()
+    train_float(model, loader, args.epochs)
+    calibrated = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping("x86"), example)
+    fq.calibrate(calibrated, [images for images, _ in loader])
+    check_agreement(calibrated.state_dict())
+
+    qconfig = {
         "ste": fq.get_default_qat_qconfig("x86"),
         "lsq": fq.QConfig(
             activation=fq.Spec(bits=4, signed=False, symmetric=False, learn="lsq"),
@@ -77,10 +69,15 @@ def main() -> None:
         ),
         "tqt": fq.QConfig(activation=fq.Spec(learn="tqt"), weight=fq.Spec(learn="tqt")),
     }[args.learn]
-    prepared = fq.prepare_qat_fx(network().train(), {"": mapping}, (train.tensors[0][:2],))
-    model = DistributedDataParallel(prepared)
+    prepared = fq.prepare_qat_fx(model.train(), {"": qconfig}, example)
+    prepared.load_state_dict(calibrated.state_dict())
     result = fq.train_qat(
-        model, loader, epochs=args.epochs, lr=1e-2, evaluate=lambda m: accuracy(m.module, test), progress=False
+        DistributedDataParallel(prepared),
+        loader,
+        epochs=args.epochs,
+        lr=1e-3,
+        evaluate=lambda m: accuracy(m.module, test),
+        progress=False,
     )
     # batch norm statistics are each rank's own, but for the broadcast at the start of a step
     state = {name: value for name, value in prepared.state_dict().items() if "running" not in name}

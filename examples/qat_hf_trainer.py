@@ -9,7 +9,7 @@ import argparse
 import tempfile
 
 import torch
-from qat_ddp import accuracy, digits, network
+from _digits import accuracy, digits, network
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from transformers import Trainer, TrainingArguments

@@ -9,7 +9,7 @@ import argparse
 from typing import Any
 
 import torch
-from qat_ddp import accuracy, digits, network
+from _digits import accuracy, digits, network
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
