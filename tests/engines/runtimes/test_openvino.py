@@ -164,6 +164,19 @@ class Scaled(nn.Module):
         return self.b(self.gamma * self.a(x))
 
 
+class Extremes(nn.Module):
+    """The largest and the smallest values of pictures, quantized for what reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.out = nn.Conv2d(3, 8, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x) - 3
+        return self.out(torch.cat((y.amax((2, 3), keepdim=True), y.amin((2, 3))[:, :, None, None]), 1))
+
+
 def pooled(stride: int = 2, **settings: bool) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 1), nn.AvgPool2d(3, stride, 1, **settings), nn.Conv2d(4, 4, 1))
@@ -175,6 +188,7 @@ def pooled(stride: int = 2, **settings: bool) -> nn.Module:
         Tiny,
         Dense,
         Scaled,
+        Extremes,
         lambda: nn.Sequential(nn.Conv2d(3, 1, 1), nn.ReLU(), nn.Conv2d(1, 4, 1)),
         pooled,
         partial(pooled, ceil_mode=True),
@@ -182,7 +196,7 @@ def pooled(stride: int = 2, **settings: bool) -> nn.Module:
         partial(pooled, ceil_mode=True, count_include_pad=False),
         lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ConstantPad2d(1, 0.0), nn.AvgPool2d(3, 2), nn.Conv2d(4, 4, 1)),
     ],
-    ids=["tiny", "dense", "scaled", "one channel", "padded", "ceil", "left out", "not counted", "padded before"],
+    ids=["tiny", "dense", "scaled", "extremes", "one channel", "padded", "ceil", "left out", "not counted", "padded before"],
 )
 def test_graphs_that_openvino_gets_wrong(build: Callable[[], nn.Module]) -> None:
     model, x = build().eval(), torch.randn(2, 3, 14, 14)

@@ -33,6 +33,7 @@ class OpenVino(Runtime):
         from fxquant.engines.runtimes.fold_constants import fold_constants
         from fxquant.engines.runtimes.fold_zero_points import fold_zero_points
         from fxquant.engines.runtimes.pad_pools import pad_pools
+        from fxquant.engines.runtimes.part_extremes import part_extremes
         from fxquant.engines.runtimes.wide import multiply_in_float
 
         if overflows():
@@ -42,6 +43,7 @@ class OpenVino(Runtime):
         _drop_zero_points(graph.graph)
         _add_tiny_in_float(graph.graph)
         pad_pools(graph.graph)
+        part_extremes(graph.graph)
         fold_zero_points(graph.graph)
         common.RemoveUnusedNodesPass()(graph)
         self.snippets = not _has_residual_convolutions(graph.graph) or _has_attention(graph.graph)
