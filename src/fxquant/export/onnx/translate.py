@@ -21,6 +21,7 @@ import torch
 from onnxscript import opset18, opset21
 from onnxscript.function_libs.torch_lib.ops import nn
 
+from fxquant.export.onnx.bags import embedding_bag
 from fxquant.graph import torch_compat
 
 Value = Any  # a tensor while the graph is being built
@@ -43,6 +44,9 @@ def translations(*, gemm: bool) -> dict[Callable[..., object], Callable[..., obj
         torch_compat.CHOOSE_QPARAMS_SYMMETRIC: choose_qparams_symmetric,
         torch.ops.aten.linear.default: linear_on_rows if gemm else linear,
         torch.ops.aten.scaled_dot_product_attention.default: attention,
+        torch.ops.aten.embedding_bag.padding_idx: embedding_bag,
+        torch.ops.aten._embedding_bag.default: embedding_bag,
+        torch.ops.aten._embedding_bag_forward_only.default: embedding_bag,
     }
 
 
