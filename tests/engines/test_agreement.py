@@ -69,6 +69,27 @@ def test_what_amplifies_rounding_is_given_slack() -> None:
         check_agreement(Chaos(10.0), Chaos(), {"x": x}, "some")
 
 
+class Table(nn.Module):
+    """Reads whole numbers only; `factor` is a float that the last bits of the result may hang on."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Parameter(torch.rand(50, 8))
+        self.factor = factor
+
+    def forward(self, index: Tensor) -> Tensor:
+        return torch.sin(self.table[index] * self.factor)
+
+
+def test_inputs_that_are_all_integers() -> None:
+    index = torch.arange(40)
+    check_agreement(lambda index: Table(1.0)(index) * 1.01, Table(1.0), {"index": index}, "some")
+    with pytest.raises(fq.FxQuantError, match="agree to 14.0 dB"):
+        check_agreement(lambda index: Table(1.0)(index) * 1.2, Table(1.0), {"index": index}, "some")
+    check_agreement(lambda index: Table(1.01e6)(index), Table(1e6), {"index": index}, "some")
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_results_have_to_be_finite_and_of_the_same_shape(wrong: float) -> None:
     x = torch.rand(10)

@@ -337,3 +337,26 @@ def test_a_graph_that_calls_python_stays_on_onednn() -> None:
     assert reasons and all("on onednn: onnxruntime does not run it. It calls module 'decode'" in why for why in reasons)
     assert float(found(x).sum()) > 0
     assert torch.allclose(found(x), model(x), atol=0.1)
+
+
+class Strided(nn.Module):
+    """Reads memory as it lies, so a picture with its channels last is another one to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        y = self.conv(x).relu()
+        return y.as_strided((2, 8, 20), (512, 64, 1)), y.stride(1)
+
+
+def test_pictures_with_their_channels_last() -> None:
+    model, x = Strided().eval(), torch.randn(2, 3, 8, 8)
+    quantized = fq.quantize(model, [(x,)], engine="onnxruntime")
+    for given in (x, x.contiguous(memory_format=torch.channels_last), x):
+        for _ in range(2):
+            expected, found = model(given), quantized(given)
+            assert expected[1] == found[1]
+            assert sqnr_db(expected[0], found[0]) > 25

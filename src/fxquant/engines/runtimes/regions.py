@@ -6,9 +6,10 @@ of several regions runs there too, attributes and state_dict stay, and calls wit
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fxquant.capture.symbolic.trace import run_forward
 from fxquant.engines import layout
-from fxquant.engines.agreement import check_agreement
+from fxquant.engines.agreement import check_agreement, compare, nudge
 from fxquant.engines.example import example_of
 from fxquant.engines.onednn.lower import lower
 from fxquant.engines.onednn.runner import OneDnn
@@ -38,7 +39,10 @@ from fxquant.ops.table import OPS
 _CHANGED = "while it is not as it was converted, or has hooks"
 log = logging.getLogger("fxquant")
 
+Key = tuple[tuple[torch.Size, tuple[int, ...]], ...]  # shapes and strides of the inputs of a call
+
 _MOST_LAYOUTS = 64
+_OTHERWISE: tuple[tuple[int, ...], ...] = ((-1,),)  # a layout of inputs that the runtime does not know
 
 
 class RegionRunner(Runner):
@@ -55,7 +59,7 @@ class RegionRunner(Runner):
         self.digest: int | None = None  # of the region that this is a copy for
         self.failed = ""  # why the runtime is not asked again
         self.told: set[str] = set()
-        self.layouts: dict[Any, list[tuple[int, ...]] | None] = {}  # of the results, by those of the inputs
+        self.layouts: dict[Key, tuple[tuple[int, ...], ...] | None] = {}  # of the results, by those of the inputs
 
     @property
     def engine(self) -> str:
@@ -91,35 +95,40 @@ class RegionRunner(Runner):
             tensors = self.runtime.signature.flatten(args, kwargs)
             reason = self.runtime.refuses(tensors)
             if reason is None:
-                return self._as_in_python(region, args, kwargs, tensors, self.runtime.run(tensors))
+                key = tuple((tensor.shape, tensor.stride()) for tensor in tensors)
+                if self.layouts.get(key) is not _OTHERWISE:
+                    result = self.runtime.run(tensors)
+                    strides = self._strides(region, args, kwargs, key, result)
+                    if strides is not _OTHERWISE:
+                        return _laid(result, strides)
+                reason = "It computes something else from tensors that lie so in memory."
         except ConfigError as error:
             return self._pass_on("with other arguments than in the example", region, args, kwargs, str(error))
         except FxQuantError as error:
-            result = self.lowered(region, args, kwargs)  # raises if it is the call that is wrong
+            answer = self.lowered(region, args, kwargs)  # raises if it is the call that is wrong
             self.failed = str(error)
             self._tell(region, "from now on", self.failed)
-            return result
+            return answer
         return self._pass_on("for other inputs than the example's", region, args, kwargs, reason)
 
-    def _as_in_python(
-        self, region: Region, args: tuple[object, ...], kwargs: dict[str, object], tensors: list[Tensor], result: object
-    ) -> object:
-        """The result in the layouts that Python gives it. Runtimes know one; others are seen once for each size."""
-        key = tuple((tensor.shape, tensor.stride()) for tensor in tensors)
+    def _strides(
+        self, region: Region, args: tuple[object, ...], kwargs: dict[str, object], key: Key, result: object
+    ) -> tuple[tuple[int, ...], ...] | None:
+        """The layouts that Python gives the results; None if they are the runtime's. Seen once for each of the inputs'.
+
+        Runtimes know one layout of inputs. What the graph reads from others, if it looks at strides, is not theirs.
+        """
         if key not in self.layouts:
             if len(self.layouts) >= _MOST_LAYOUTS:
                 self.layouts.clear()
             with torch.no_grad():
-                expected = pytree.tree_leaves(region.run_graph(args, kwargs))
-            pairs = list(zip(expected, pytree.tree_leaves(result), strict=True))
-            differ = any(isinstance(a, Tensor) and a.stride() != b.stride() for a, b in pairs)
-            self.layouts[key] = [a.stride() if isinstance(a, Tensor) else () for a, _ in pairs] if differ else None
-        strides = self.layouts[key]
-        if strides is None:
-            return result
-        leaves, spec = pytree.tree_flatten(result)
-        laid = [layout.restored(x, at) if isinstance(x, Tensor) else x for x, at in zip(leaves, strides, strict=True)]
-        return pytree.tree_unflatten(laid, spec)
+                expected = region.run_graph(args, kwargs)
+            self.layouts[key] = _compare_layouts(expected, result)
+            if any(strides != layout.contiguous_strides(shape) for shape, strides in key):
+                nudged = functools.partial(_run_nudged, region, args, kwargs)
+                if not _agree(expected, result, nudged, self.kind.engine):
+                    self.layouts[key] = _OTHERWISE
+        return self.layouts[key]
 
     def _pass_on(
         self, when: str, region: Region, args: tuple[object, ...], kwargs: dict[str, object], why: str = ""
@@ -137,6 +146,37 @@ class RegionRunner(Runner):
         if self.watch is not None:
             digest = self.watch.digest() if self.watch.holds() else None
         return {**self.__dict__, "watch": None, "digest": digest, "failed": "", "told": set()}
+
+
+def _compare_layouts(expected: object, found: object) -> tuple[tuple[int, ...], ...] | None:
+    pairs = list(zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True))
+    if not any(isinstance(a, Tensor) and a.stride() != b.stride() for a, b in pairs):
+        return None
+    return tuple(a.stride() if isinstance(a, Tensor) else () for a, _ in pairs)
+
+
+def _run_nudged(region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    with torch.no_grad():
+        return region.run_graph(*nudge((args, kwargs)))
+
+
+def _agree(expected: object, found: object, nudged: Callable[[], object], engine: str) -> bool:
+    pairs = zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True)
+    if any(not isinstance(a, Tensor) and a != b for a, b in pairs):
+        return False
+    try:
+        compare(expected, found, nudged, engine)
+    except FxQuantError:
+        return False
+    return True
+
+
+def _laid(result: object, strides: tuple[tuple[int, ...], ...] | None) -> object:
+    if strides is None:
+        return result
+    leaves, spec = pytree.tree_flatten(result)
+    laid = [layout.restored(x, at) if isinstance(x, Tensor) else x for x, at in zip(leaves, strides, strict=True)]
+    return pytree.tree_unflatten(laid, spec)
 
 
 def outermost(model: nn.Module) -> Iterator[tuple[str, Region]]:
