@@ -1,7 +1,7 @@
 """Bags of embeddings in ONNX, as sums over scattered rows; torch.onnx writes a loop, which not every runtime takes.
 
-    bag of a row     how many offsets are at its place or before, less one: a running sum over scattered ones
-    result           rows added up, or the largest of them, in the line of their bag
+bag of a row     how many offsets are at its place or before, less one: a running sum over scattered ones
+result           rows added up, or the largest of them, in the line of their bag
 """
 
 from __future__ import annotations
