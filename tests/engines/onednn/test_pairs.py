@@ -14,6 +14,7 @@ from fxquant.engines.onednn import compiled, kernel_modules
 from fxquant.engines.onednn.pairs import halves, may_overflow, overflows, twice
 from fxquant.engines.onednn.support import supports
 from fxquant.numerics.affine import sqnr_db
+from fxquant.targets.x86 import x86
 
 WEIGHT = fq.Spec(granularity="per_channel", observer="minmax")
 ACTIVATIONS = {
@@ -44,8 +45,8 @@ def worst(op: str) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(first, nn.ReLU(), second).eval(), 0.9 + 0.1 * torch.rand(shape)
 
 
-def convert(model: nn.Module, x: Tensor, spec: fq.Spec, engine: str) -> nn.Module:
-    mapping = fq.QConfigMapping().set_global(fq.QConfig(activation=spec, weight=WEIGHT))
+def convert(model: nn.Module, x: Tensor, spec: fq.Spec, engine: str, weight: fq.Spec = WEIGHT) -> nn.Module:
+    mapping = fq.QConfigMapping().set_global(fq.QConfig(activation=spec, weight=weight))
     prepared = fq.prepare_fx(copy.deepcopy(model), mapping, (x,))
     fq.calibrate(prepared, [x])
     return fq.convert_fx(prepared, engine=engine)
@@ -126,7 +127,7 @@ def test_a_trace_is_right_on_any_cpu(op: str) -> None:
 def test_seven_bits_run_whole() -> None:
     """The default of a CPU without VNNI is not made slower."""
     model, x = worst("conv2d")
-    found = convert(model, x, fq.Spec(bits=7, signed=False, symmetric=False, observer="minmax"), "onednn")
+    found = convert(model, x, ACTIVATIONS["u8"], "onednn", x86(vnni=False).weight)
     kernels = [module for module in found.modules() if isinstance(module, kernel_modules.Kernel)]
     assert len(kernels) == 2 and not any(kernel.wide for kernel in kernels)
 

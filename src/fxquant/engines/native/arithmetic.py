@@ -38,6 +38,11 @@ class Numbers:
         return made
 
 
+def largest(weight: NDArray[np.int8]) -> int:
+    """The largest size of a weight's integers."""
+    return int(np.abs(weight.astype(np.int16)).max(initial=0))
+
+
 def with_weight(made: Numbers, weight: NDArray[np.int8]) -> Numbers:
     """The same op with some of its taps."""
     return replace(made, weight=weight)

@@ -40,7 +40,7 @@ class Depthwise:
     other_pixel: int = 0
     tile: Point  # outputs: rows, columns
     finish: Finish
-    most: int = 255  # that the bytes of the input may be
+    pairs: bool = False  # whether sums of two products fit int16
 
 
 def choose_tile(kernel: Point, stride: Point, rows: int, width: int, machine: Machine) -> Point:
@@ -115,7 +115,7 @@ def _quads(rows: int, columns: int) -> list[list[Point | None]]:
 
 def emit(name: str, spec: Depthwise, machine: Machine) -> Kernel:
     """The kernel: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
-    k = Kernel(name, ("x", "weights", "params", "out", "other"), machine.for_bytes(spec.most))
+    k = Kernel(name, ("x", "weights", "params", "out", "other"), machine.for_pairs(spec.pairs))
     plan = _plan(spec)
     ty, _ = spec.tile
 

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxquant.engines.native import depthwise, gemm
-from fxquant.engines.native.arithmetic import Numbers, ending
+from fxquant.engines.native.arithmetic import Numbers, ending, largest
 from fxquant.engines.native.gemm import Gemm, Taps, choose_tile, split_row
 from fxquant.engines.native.groups import Group, Pads, is_handed_in
 from fxquant.engines.native.ops import pointer
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.values import Grid, View, round_up
+from fxquant.engines.onednn.pairs import may_overflow
 
 _L1, _L2 = 20000, 131072  # bytes of weights, and of input rows, that stay near
 
@@ -37,8 +38,8 @@ def emit_depthwise(
     reader: Reader, group: Group, made: Numbers, views: tuple[View, View | None, View], geometry: Geometry
 ) -> None:
     x, other, out = views
-    most = _most(reader, group, x)
-    machine = reader.machine.for_bytes(most)
+    pairs = _pairs_fit(group, made, x)
+    machine = reader.machine.for_pairs(pairs)
     channels = round_up(out.shape[0])
     end = ending(reader, group, made, other, out.grid)
     ky, kx = made.weight.shape[1:3]
@@ -59,7 +60,7 @@ def emit_depthwise(
         other_pixel=other.strides[2] if other is not None else 0,
         tile=tile,
         finish=end.spec,
-        most=most,
+        pairs=pairs,
     )
     weight = _padded(made.weight[:, :, :, 0], channels)
     scale, bias = _padded(end.scale, channels), _padded(end.bias, channels)
@@ -136,8 +137,8 @@ def emit_gemm(
 ) -> None:
     """Emit a matrix product. `extent`: rows, width, and (row, pixel) strides of input, output and other (elements)."""
     x, other, out = views
-    most = _most(reader, group, x)
-    machine = reader.machine.for_bytes(most)
+    pairs = _pairs_fit(group, made, x)
+    machine = reader.machine.for_pairs(pairs)
     end = ending(reader, group, made, other, out.grid)
     rows, width, strides = extent
     outputs, ky, kx, inputs = made.weight.shape
@@ -176,7 +177,7 @@ def emit_gemm(
         chunk=1 if near else max(1, _L2 // max(1, in_row)),
         moved=offsets is not None,
         finish=end.spec,
-        most=most,
+        pairs=pairs,
     )
     integers_ = weight.reshape(channels, taps.count, taps.length)
     scale, bias = _padded(end.scale, channels), _padded(end.bias, channels)
@@ -198,9 +199,10 @@ def emit_gemm(
     )
 
 
-def _most(reader: Reader, group: Group, x: View) -> int:
-    """The largest byte that the input of a kernel may have. Kernels keep to its grid; who hands bytes in may not."""
-    return 255 if x.grid is None or is_handed_in(group.node.all_input_nodes[0]) else x.grid.high
+def _pairs_fit(group: Group, made: Numbers, x: View) -> bool:
+    """Whether two products fit int16. Inputs that kernels make keep to their grid; those that are handed in may not."""
+    most = 255 if x.grid is None or is_handed_in(group.node.all_input_nodes[0]) else x.grid.high
+    return not may_overflow(most, largest(made.weight))
 
 
 def _suffix(group: Group) -> str:

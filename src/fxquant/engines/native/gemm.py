@@ -68,7 +68,7 @@ class Gemm:
     chunk: int  # rows that are done for all blocks before the next ones
     moved: bool = False
     finish: Finish
-    most: int = 255  # that the bytes of the input may be
+    pairs: bool = False  # whether sums of two products fit int16
 
     def runs(self) -> list[tuple[int, int]]:
         """(vectors, how many blocks) for each run of equal blocks."""
@@ -98,7 +98,7 @@ def split_row(width: int, most: int) -> tuple[int, int, int]:
 
 def emit(name: str, spec: Gemm, machine: Machine) -> Kernel:
     """The kernel: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
-    k = Kernel(name, ("x", "weights", "params", "out", "other"), machine.for_bytes(spec.most))
+    k = Kernel(name, ("x", "weights", "params", "out", "other"), machine.for_pairs(spec.pairs))
     if spec.chunk >= spec.rows:
         _rows(k, spec, "%y0", "%y1")
     else:

@@ -4,7 +4,7 @@ A machine has vectors of `width` bytes and a way (`dot`) to add the four product
 
     vpdpbusd  u8 x s8 at once (AVX512-VNNI, AVX-VNNI)
     madd      u8 and s8 as 16 bits, even and odd bytes apart, two vpmaddwd: exact, where vpmaddubsw saturates (AVX2)
-    maddubs   vpmaddubsw, then vpmaddwd by ones: half the weight bytes, exact if activations have 7 bits (AVX2)
+    maddubs   vpmaddubsw, then vpmaddwd by ones: half the weight bytes, exact if two products fit int16 (AVX2)
     sdot      s8 x s8 (NEON): u8 activations are moved down by 128, and the bias takes that back
 """
 
@@ -51,9 +51,9 @@ class Machine:
         """What is taken from activations before they are multiplied."""
         return 128 if self.dot == "sdot" else 0
 
-    def for_bytes(self, most: int) -> Machine:
-        """The machine for activations that are no larger than this: sums of two products of 127 and 128 fit int16."""
-        return replace(self, dot="maddubs") if self.dot == "madd" and most <= 127 else self
+    def for_pairs(self, fit: bool) -> Machine:
+        """The machine for a kernel whose sums of two products all fit int16, or not."""
+        return replace(self, dot="maddubs") if self.dot == "madd" and fit else self
 
     def most_rows(self, vectors: int) -> int:
         """How many pixels a tile of that many vectors of channels can have, with its sums in registers."""

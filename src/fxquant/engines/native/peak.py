@@ -40,7 +40,7 @@ def _emit(machine: Machine) -> Kernel:
 @functools.cache
 def peak(machine: Machine) -> float:
     """Products in a second, of one core: the best of some rounds."""
-    machine = machine.for_bytes(127)
+    machine = machine.for_pairs(True)
     kernel = _emit(machine)
     library = Libraries().load([kernel], machine)
     function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4)(library.address("peak"))

@@ -44,6 +44,7 @@ class Cell:
     low: int = 0
     high: int = 255
     eps: float = 0.0
+    pairs: bool = False  # whether sums of two products fit int16
 
     @property
     def gates(self) -> int:
@@ -61,7 +62,7 @@ class Cell:
 
 def emit(name: str, spec: Cell, machine: Machine) -> Kernel:
     """The kernel for one machine."""
-    machine = machine.for_bytes(spec.high)
+    machine = machine.for_pairs(spec.pairs)
     k = Kernel(name, ("x", "weights", "params", "first", "cell", "bytes", "out"), machine)
     k.lines[0] = k.lines[0].replace("internal ", "")
     ends = [k.value(f"alloca <{machine.floats} x float>, align {machine.width}") for _ in range(2)]
@@ -299,7 +300,7 @@ def pack(
     weight: NDArray[np.int8], scale: NDArray[np.float64], bias: NDArray[np.float64], spec: Cell, machine: Machine
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """(weights, params behind the header) from [gates * hidden, hidden] integers, with scales and biases per row."""
-    gates, n, machine = spec.gates, machine.floats, machine.for_bytes(spec.high)
+    gates, n, machine = spec.gates, machine.floats, machine.for_pairs(spec.pairs)
     blocks = -(-spec.hidden // n)
     shape = (gates, blocks, n)
     wide = np.zeros((gates, blocks * n, 4 * -(-spec.hidden // 4)), np.int8)

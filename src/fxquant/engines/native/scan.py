@@ -20,11 +20,13 @@ from torch import Tensor, fx
 
 from fxquant.engines.agreement import compare, nudge
 from fxquant.engines.hooks import Hooks
+from fxquant.engines.native.arithmetic import largest
 from fxquant.engines.native.compiler import Library, module_text, object_code
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.program import aligned
 from fxquant.engines.native.recurrent import Cell, emit, pack
 from fxquant.engines.native.shapes import Unread
+from fxquant.engines.onednn.pairs import may_overflow
 from fxquant.engines.read_qdq import weight_holder
 from fxquant.engines.watch import Watch, watch
 from fxquant.errors import FxQuantError
@@ -110,7 +112,8 @@ def _grid(x: fx.Node, state: fx.Node, kind: Any, tensors: Sequence[Any], machine
     if q.target is torch_compat.QUANTIZE and dtype in (torch.uint8, torch.int8):
         step, zero = float(q.args[1]), int(q.args[2]) + moved  # type: ignore[arg-type]
         header[:16], header[16:] = 1.0 / step, zero
-        cell = Cell(kind=kind, hidden=hidden, grid="fixed", low=low, high=high)
+        pairs = not may_overflow(high, largest(weight))
+        cell = Cell(kind=kind, hidden=hidden, grid="fixed", low=low, high=high, pairs=pairs)
         total = weight.astype(np.int64).sum(1)
         bias = bias + (machine.shift - zero) * step * scale * total
         return _Step(cell=cell, weight=weight, scale=scale * step, bias=bias, header=header)
@@ -122,7 +125,8 @@ def _grid(x: fx.Node, state: fx.Node, kind: Any, tensors: Sequence[Any], machine
         raise Unread("its state is quantized in another way")
     if (low, high) != (0, 255) or dtype != torch.uint8 or choose.args[0] is not state:
         raise Unread("its state is quantized in another way")
-    cell = Cell(kind=kind, hidden=hidden, grid="found", eps=float(choose.args[3]))
+    pairs = not may_overflow(high, largest(weight))
+    cell = Cell(kind=kind, hidden=hidden, grid="found", eps=float(choose.args[3]), pairs=pairs)
     return _Step(cell=cell, weight=weight, scale=scale, bias=bias, header=header)
 
 

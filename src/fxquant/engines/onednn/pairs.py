@@ -1,7 +1,7 @@
 """Products of bytes on CPUs that sum them in pairs, in saturating int16: AVX2, and AVX512 without VNNI.
 
-2 * 127 * 127 fits there, 2 * 255 * 127 does not. Where an input has more than 7 bits, the weight is taken apart into
-two halves of at most 64 each, beside each other along the inputs, and each input is given twice:
+2 * 127 * 127 fits there, 2 * 255 * 127 does not. Where inputs and weights have more than 7 bits, the weight is taken
+apart into two halves of at most 64 each, beside each other along the inputs, and each input is given twice:
 
     x w  =  x h + x (w - h)        h = w >> 1        2 * 255 * 64 fits
 
