@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
-from torch import Tensor, nn
+from torch import nn
 
 from fxquant.algorithms import Algorithm
 from fxquant.algorithms.efforts import Effort, by_effort
 from fxquant.archive.archive import read_archive, write_archive
-from fxquant.arguments import check_calibrated, either, without
+from fxquant.arguments import check_calibrated, either, read_examples, without
 from fxquant.capture import Method, Sizes
 from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.compare import evaluating
@@ -34,17 +34,19 @@ from fxquant.tuning.watch_inputs import watch_inputs
 
 MODEL_FILE = "best_model.fq"  # in a directory that a search saved to
 
+_Example: TypeAlias = tuple[object, Mapping[str, object] | None]  # positional inputs in any form, and keywords
+
 
 def quantize(
     model: nn.Module,
-    calibration_data: Iterable[Any] | None = None,
+    calibration_data: Iterable[object] | None = None,
     *,
     mode: Mode = "static",
-    qconfig_mapping: Any = None,
-    ignore: Iterable[Any] = (),
-    example_inputs: Any = None,
-    example_kwargs: Mapping[str, Any] | None = None,
-    concrete_args: Mapping[str, Any] | None = None,
+    qconfig_mapping: object = None,
+    ignore: Iterable[object] = (),
+    example_inputs: object = None,
+    example_kwargs: Mapping[str, object] | None = None,
+    concrete_args: Mapping[str, object] | None = None,
     target: Target | str | None = None,
     method: Method = "auto",
     sizes: Sizes = "example",
@@ -56,10 +58,10 @@ def quantize(
     budget: float | None = None,
     effort: Effort = "balanced",
     engine: Engine | Native | str | None = None,
-    prepare_custom_config: PrepareCustomConfig | Mapping[str, Any] | None = None,
-    convert_custom_config: ConvertCustomConfig | Mapping[str, Any] | None = None,
-    prepare_custom_config_dict: Mapping[str, Any] | None = None,
-    convert_custom_config_dict: Mapping[str, Any] | None = None,
+    prepare_custom_config: PrepareCustomConfig | Mapping[str, object] | None = None,
+    convert_custom_config: ConvertCustomConfig | Mapping[str, object] | None = None,
+    prepare_custom_config_dict: Mapping[str, object] | None = None,
+    convert_custom_config_dict: Mapping[str, object] | None = None,
 ) -> nn.Module:
     """Quantize a model in one call: prepare, calibrate, convert.
 
@@ -87,12 +89,7 @@ def quantize(
         torch.Size([2, 4])
     """
     model = as_plain(model, "quantize", training=False)
-    data = calibration_data
-    if example_inputs is None and example_kwargs is None:
-        if data is None:
-            raise ConfigError("quantize needs calibration data, or example_inputs for the modes that need none.")
-        batch, data = peek(data)
-        example_inputs, example_kwargs = as_example(batch, model)
+    example, data = _example(model, calibration_data, example_inputs, example_kwargs)
     check_engine(engine)
     check_precision(precision, budget)
     if target is None and isinstance(engine, Engine):
@@ -102,10 +99,10 @@ def quantize(
         prepared = prepare_fx(
             model,
             without(_mapping(mode, target) if qconfig_mapping is None else qconfig_mapping, ignore),
-            example_inputs if example_inputs is not None else (),
+            example[0],
             prepare_custom_config,
             prepare_custom_config_dict=prepare_custom_config_dict,
-            example_kwargs=example_kwargs,
+            example_kwargs=example[1],
             target=target,
             method=method,
             sizes=sizes,
@@ -114,35 +111,67 @@ def quantize(
             concrete_args=concrete_args,
         )
     automatic = precision == "auto" and data is not None
-    if automatic:
-        watch_inputs(prepared)
-    kept = keep_first(data if data is not None else ())
-    if data is not None:
-        calibrate(prepared, kept if automatic else data, num_batches=num_batches, progress=progress)
+    kept = _calibrate(prepared, data, num_batches=num_batches, keep=automatic, progress=progress)
     check_calibrated(prepared, "quantize")
-    chosen = engine
     if engine == AUTO:
-        if isinstance(example_inputs, Mapping):
-            example_inputs, example_kwargs = (), example_inputs
-        example = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs or ())
-        found = convert_on_engines(prepared, converting)
-        converted = fastest(found, lambda made: made(*example, **(example_kwargs or {})))
-        chosen = next(name for name, made in found.items() if made is converted)
+        converted, chosen = _convert_for_fastest(prepared, converting, example)
     else:
-        decided = decide(prepared, engine=as_engine(engine))
-        if not automatic:
-            warn_eaten(find_eaten(prepared, decided), stacklevel=2)
-        converted = convert_fx(decided, converting, engine=as_engine(engine))
+        converted, chosen = _convert_for(prepared, converting, as_engine(engine), warn=not automatic)
     return assured(
         model,
         prepared,
         converted,
-        kept.batches,
-        engine=as_engine(chosen),
+        kept,
+        engine=chosen,
         convert=lambda decided, on: convert_fx(decided, converting, engine=on),
         budget=budget,
         may_change=qconfig_mapping is None,
     )
+
+
+def _example(
+    model: nn.Module, data: Iterable[object] | None, inputs: object, kwargs: Mapping[str, object] | None
+) -> tuple[_Example, Iterable[object] | None]:
+    """The example inputs as they are given, or the first batch of the data; and the data, with that batch."""
+    if inputs is not None or kwargs is not None:
+        return (inputs if inputs is not None else (), kwargs), data
+    if data is None:
+        raise ConfigError("quantize needs calibration data, or example_inputs for the modes that need none.")
+    batch, data = peek(data)
+    return as_example(batch, model), data
+
+
+def _calibrate(
+    prepared: nn.Module, data: Iterable[object] | None, *, num_batches: int | None, keep: bool, progress: bool
+) -> list[object]:
+    """Calibrate on the data, if there is any. With `keep`, also watch the inputs and keep the first batches."""
+    if data is None:
+        return []
+    if not keep:
+        calibrate(prepared, data, num_batches=num_batches, progress=progress)
+        return []
+    watch_inputs(prepared)
+    kept = keep_first(data)
+    calibrate(prepared, kept, num_batches=num_batches, progress=progress)
+    return kept.batches
+
+
+def _convert_for_fastest(
+    prepared: nn.Module, converting: ConvertCustomConfig, example: _Example
+) -> tuple[nn.Module, Engine]:
+    args, kwargs = read_examples(*example)
+    found = convert_on_engines(prepared, converting)
+    converted = fastest(found, lambda made: made(*args, **kwargs))
+    return converted, as_engine(next(name for name, made in found.items() if made is converted))
+
+
+def _convert_for(
+    prepared: nn.Module, converting: ConvertCustomConfig, engine: Engine, *, warn: bool
+) -> tuple[nn.Module, Engine]:
+    decided = decide(prepared, engine=engine)
+    if warn:
+        warn_eaten(find_eaten(prepared, decided), stacklevel=3)
+    return convert_fx(decided, converting, engine=engine), engine
 
 
 def _mapping(mode: str, target: Target | str | None) -> QConfigMapping:

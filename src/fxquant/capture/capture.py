@@ -64,26 +64,9 @@ def capture(
     of another. `concrete` are values of plain arguments: they are fixed, and what a graph takes for arguments that a
     call leaves out.
     """
-    if method not in get_args(Method):
-        raise CaptureError(f"method {method!r} is unknown. Use {', '.join(map(repr, get_args(Method)))}.")
-    if sizes not in get_args(Sizes):
-        raise CaptureError(f"sizes {sizes!r} is unknown. Use {', '.join(map(repr, get_args(Sizes)))}.")
-    if sizes == "any" and method == "export":
-        raise CaptureError("method='export' fixes sizes, so it does not go with sizes='any'. Use method='auto'.")
     has_example = args is not None or bool(kwargs)
-    if not has_example and method in ("export", "piecewise"):
-        raise CaptureError(f"method={method!r} needs example inputs. Pass them, or use method='symbolic'.")
-    if method == "export" and (leaf_names or leaf_classes):
-        named = ", ".join((*map(repr, leaf_names), *(cls.__name__ for cls in leaf_classes)))
-        raise CaptureError(
-            f"method='export' looks into every module, so {named} cannot stay one call. Use method='auto', or leave it "
-            "out of the custom config and give it None in the qconfig mapping."
-        )
-    if method == "export" and not isinstance(model, Region) and (parts := [path for path, _ in regions(model)]):
-        raise CaptureError(
-            f"method='export' would take {parts[0]!r} apart, which is standalone or already quantized. "
-            "Use method='auto'."
-        )
+    leaves = (*map(repr, leaf_names), *(cls.__name__ for cls in leaf_classes))
+    _check(model, method, sizes, has_example=has_example, leaves=leaves)
     if isinstance(model, Region):
         return _recapture(model, args, kwargs or {})
     request = make_request(
@@ -105,6 +88,28 @@ def capture(
     if concrete and not isinstance(captured, Region):
         set_tree(captured, replace(tree_of(captured), concrete=tuple(concrete.items())))
     return captured
+
+
+def _check(model: nn.Module, method: str, sizes: str, *, has_example: bool, leaves: tuple[str, ...]) -> None:
+    """Raise where what is asked for does not go together."""
+    if method not in get_args(Method):
+        raise CaptureError(f"method {method!r} is unknown. Use {', '.join(map(repr, get_args(Method)))}.")
+    if sizes not in get_args(Sizes):
+        raise CaptureError(f"sizes {sizes!r} is unknown. Use {', '.join(map(repr, get_args(Sizes)))}.")
+    if sizes == "any" and method == "export":
+        raise CaptureError("method='export' fixes sizes, so it does not go with sizes='any'. Use method='auto'.")
+    if not has_example and method in ("export", "piecewise"):
+        raise CaptureError(f"method={method!r} needs example inputs. Pass them, or use method='symbolic'.")
+    if method == "export" and leaves:
+        raise CaptureError(
+            f"method='export' looks into every module, so {', '.join(leaves)} cannot stay one call. Use "
+            "method='auto', or leave it out of the custom config and give it None in the qconfig mapping."
+        )
+    if method == "export" and not isinstance(model, Region) and (parts := [path for path, _ in regions(model)]):
+        raise CaptureError(
+            f"method='export' would take {parts[0]!r} apart, which is standalone or already quantized. "
+            "Use method='auto'."
+        )
 
 
 def _climb(request: Request, part: str) -> nn.Module:

@@ -10,10 +10,10 @@ import copy
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from rich.progress import Progress
@@ -86,18 +86,10 @@ def train_qat(
     with Progress(disable=not progress) as bar:
         task = bar.add_task("training", total=total, completed=len(run.history) * len(batches))
         for epoch in range(len(run.history), epochs):
-            prepared.train()
             losses = []
-            for batch in batches:
-                *inputs, target = batch
-                optimizer.zero_grad(set_to_none=True)
-                value = loss(run_batch(prepared, inputs), target)
-                value.backward()
-                optimizer.step()
-                schedule.step()
-                freezing.step()
-                losses.append(value.item())
-                bar.update(task, advance=1, description=f"epoch {epoch + 1}/{epochs}, loss {losses[-1]:.4f}")
+            for value in run.train_epoch(batches, loss):
+                losses.append(value)
+                bar.update(task, advance=1, description=f"epoch {epoch + 1}/{epochs}, loss {value:.4f}")
             prepared.eval()
             score = evaluate(prepared) if evaluate is not None else -sum(losses) / len(losses)
             # all ranks keep the same epoch
@@ -138,11 +130,32 @@ def _cosine(step: int, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
+class Resumable(Protocol):
+    """What a checkpoint can hold: a part of a run that gives its state and takes it back."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
+
+
 class _Run:
     """The state of a run: what a checkpoint holds."""
 
-    def __init__(self, model: nn.Module, optimizer: Any, schedule: Any, freezing: Any, path: Path | None) -> None:
-        self.parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "freezing": freezing}
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: torch.optim.lr_scheduler.LRScheduler,
+        freezing: FreezeSchedule,
+        path: Path | None,
+    ) -> None:
+        self.model, self.optimizer, self.schedule, self.freezing = model, optimizer, schedule, freezing
+        self.parts: dict[str, Resumable] = {
+            "model": model,
+            "optimizer": optimizer,
+            "schedule": schedule,
+            "freezing": freezing,
+        }
         self.path = path
         self.history: list[float] = []
         self.best_state: dict[str, Any] = {}
@@ -161,6 +174,19 @@ class _Run:
                 ) from error
         self.history, self.best_state = saved["history"], saved["best_state"]
         torch.set_rng_state(saved["rng"])
+
+    def train_epoch(self, batches: Iterable[Any], loss: Loss) -> Iterator[float]:
+        """Take a step with each batch, and give its loss."""
+        self.model.train()
+        for batch in batches:
+            *inputs, target = batch
+            self.optimizer.zero_grad(set_to_none=True)
+            value = loss(run_batch(self.model, inputs), target)
+            value.backward()
+            self.optimizer.step()
+            self.schedule.step()
+            self.freezing.step()
+            yield value.item()
 
     def finish_epoch(self, score: float) -> None:
         if not self.history or score > max(self.history):

@@ -33,7 +33,7 @@ from fxquant.html_report.gather import (
 from fxquant.html_report.page import render
 from fxquant.insight.compare import compare_sides
 from fxquant.insight.fixes import try_fixes
-from fxquant.insight.sides import set_side_by_side
+from fxquant.insight.sides import Sides, set_side_by_side
 from fxquant.progress import steps
 from fxquant.quantize_fx import convert_fx
 
@@ -102,22 +102,9 @@ def report(
         raise CalibrationError("report got no batches.")
     with steps("measuring", 5, wanted=progress) as step:
         sides = set_side_by_side(float_model, quantized, batches[0], concrete_args or {}, "report")
-        found = compare_sides(sides, batches)
-        step("graphs")
-        made: dict[str, Any] = {"graphs": gather_graphs(sides, found, batches), "weights": gather_weights(found)}
-        made["compare"] = {"text": found.summary().splitlines(), "sqnr": found.output_sqnr, "batches": found.batches}
-        made["compare"]["dead"] = [list(each) for each in found.dead]
-        step("what would help")
-        tried = try_fixes(sides, found, batches[:_TRIED_ON], most=most) if most else None
-        made["tried"] = _tried(tried)
-        converted = _converted(quantized)
-        made["account"] = gather_account(converted)
-        step("scores")
-        made["score"] = None if evaluate is None else gather_score(float_model, converted, evaluate)
-        made["fixes"] = [] if tried is None else gather_fixes(sides, tried, evaluate, most=3)
-        made["agreement"] = agreement(sides, converted, batches)
-        step("speed")
-        made["speed"] = gather_speed(float_model, converted, batches[0], seconds) if seconds else None
+        made = _measure(
+            float_model, sides, _converted(quantized), batches, step, evaluate=evaluate, most=most, seconds=seconds
+        )
     made["title"] = title or user_class(float_model).__name__
     made["made"] = _made_with()
     made["headlines"] = _headlines(made)
@@ -126,6 +113,36 @@ def report(
     with replacing(target, FxQuantError) as part:
         part.write_text(render(plain), encoding="utf-8")
     return Report(path=target, data=plain)
+
+
+def _measure(
+    float_model: nn.Module,
+    sides: Sides,
+    converted: nn.Module,
+    batches: list[object],
+    step: Callable[[str], None],
+    *,
+    evaluate: Callable[[nn.Module], object] | None,
+    most: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Gather every part of the page that is measured."""
+    found = compare_sides(sides, batches)
+    step("graphs")
+    made: dict[str, Any] = {"graphs": gather_graphs(sides, found, batches), "weights": gather_weights(found)}
+    made["compare"] = {"text": found.summary().splitlines(), "sqnr": found.output_sqnr, "batches": found.batches}
+    made["compare"]["dead"] = [list(each) for each in found.dead]
+    step("what would help")
+    tried = try_fixes(sides, found, batches[:_TRIED_ON], most=most) if most else None
+    made["tried"] = _tried(tried)
+    made["account"] = gather_account(converted)
+    step("scores")
+    made["score"] = None if evaluate is None else gather_score(float_model, converted, evaluate)
+    made["fixes"] = [] if tried is None else gather_fixes(sides, tried, evaluate, most=3)
+    made["agreement"] = agreement(sides, converted, batches)
+    step("speed")
+    made["speed"] = gather_speed(float_model, converted, batches[0], seconds) if seconds else None
+    return made
 
 
 def _converted(quantized: nn.Module) -> nn.Module:

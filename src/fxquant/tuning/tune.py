@@ -16,12 +16,11 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from fxquant.arguments import either
+from fxquant.arguments import either, read_examples
 from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.compare import evaluating
 from fxquant.config.custom_config import as_convert_config
 from fxquant.config.forms import closest
-from fxquant.config.qconfig import Lift
 from fxquant.config.qconfig_mapping import QConfigMapping
 from fxquant.config.rules import Rules
 from fxquant.config.target import Target
@@ -122,12 +121,15 @@ def tune(
         higher_is_better=higher_is_better,
         confidence=confidence,
     )
-    run: dict[str, Any] = {
+    run = {
         "model": fingerprint(model),
         "engine": AUTO if engine == AUTO else as_engine(engine).name,
         "target": str(getattr(target, "name", target)),
+        "criterion": criterion,
+        "tolerance": tolerance,
+        "confidence": confidence,
+        "higher": higher_is_better,
     }
-    run |= {"criterion": criterion, "tolerance": tolerance, "confidence": confidence, "higher": higher_is_better}
     journal = Journal(workspace, run)
     data, batches = (None, []) if calibration_data is None else _looked_at(calibration_data)
     if example_inputs is None and example_kwargs is None:
@@ -162,24 +164,11 @@ def tune(
             space=Space(recipes=tuple(recipes or default_recipes(asked, objective)), units=()),
         )
     )
-    lifts: tuple[Lift, ...] = ("weight_only", "float") if objective == "size" else ("float",)
-    looked_at = batches or [tuple(example_inputs)] if not isinstance(example_inputs, Mapping) else [example_inputs]
-    setting = Setting(
-        space=work.space,
-        by_sensitivity=functools.partial(ranking.by_sensitivity, work, looked_at),
-        by_mse=functools.partial(ranking.by_mse, work, looked_at),
-        lifts=lifts,
-        seed=seed,
-    )
+    limits = Limits(max_trials=max_trials, timeout=timeout)
+    setting = _setting(work, batches or [_as_batch(example_inputs, example_kwargs)], objective, seed)
     with closing(_executor(executor)) as runs, steps("tuning", max_trials, wanted=progress) as step:
-
-        def tell(trial: Trial) -> None:
-            step(f"drop {trial.drop:.3g}, time {trial.time:.2f}")
-            if on_trial is not None:
-                on_trial(trial)
-
         runs.start(work)
-        loop = Loop(runs, journal, Limits(max_trials=max_trials, timeout=timeout), tell)
+        loop = Loop(runs, journal, limits, functools.partial(_tell, step, on_trial))
         trials, stopped = loop.run(STRATEGIES[strategy](setting))
     return _result(work, journal, trials, stopped, objective)
 
@@ -215,6 +204,28 @@ def _looked_at(data: Iterable[Any]) -> tuple[Iterable[Any], list[Any]]:
     iterator = iter(data)
     batches = list(itertools.islice(iterator, LOOKED_AT))
     return (itertools.chain(batches, iterator) if iterator is data else data), batches
+
+
+def _as_batch(example_inputs: object, example_kwargs: Mapping[str, object] | None) -> object:
+    args, kwargs = read_examples(example_inputs if example_inputs is not None else (), example_kwargs)
+    return args or kwargs
+
+
+def _setting(work: Work, batches: list[Any], objective: Objective, seed: int) -> Setting:
+    """What a strategy may look at: the space, and the ops ranked on a few batches."""
+    return Setting(
+        space=work.space,
+        by_sensitivity=functools.partial(ranking.by_sensitivity, work, batches),
+        by_mse=functools.partial(ranking.by_mse, work, batches),
+        lifts=("weight_only", "float") if objective == "size" else ("float",),
+        seed=seed,
+    )
+
+
+def _tell(step: Callable[[str], None], on_trial: Callable[[Trial], None] | None, trial: Trial) -> None:
+    step(f"drop {trial.drop:.3g}, time {trial.time:.2f}")
+    if on_trial is not None:
+        on_trial(trial)
 
 
 def _base(journal: Journal, judge: Judge, model: nn.Module) -> Score:
