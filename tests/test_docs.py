@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
+WOULD_BE = {"passes/drop_repeats.py", "tests/passes/test_drop_repeats.py"}  # the example of writing_a_pass.md
 GUIDES = (
     "integers.md",
     "export.md",
@@ -27,3 +28,16 @@ def test_its_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     names: dict[str, object] = {"__name__": "guide"}
     for block in blocks:
         exec(compile(block, name, "exec", dont_inherit=True), names)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_the_files_that_it_names_exist(page: Path) -> None:
+    root = DOCS.parent
+    known = {
+        path.relative_to(root).as_posix()
+        for top in ("src", "tests", "benchmarks")
+        for path in (root / top).rglob("*.py")
+    }
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text)) - WOULD_BE
+    assert sorted(name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in known)) == []

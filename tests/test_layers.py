@@ -10,7 +10,7 @@
 `modules` (stock modules in a form that quantizes) stands on capture. Engines and export know its parts, and assemble
 puts them in.
 
-`targets` and `templates` stand beside that line and import core only. `errors`, `files` and `progress` are open to all.
+`targets` and `templates` stand beside that line and import config only. `errors`, `files` and `progress` are open to all.
 The deprecated parts of torch are imported in graph/torch_compat.py and nowhere else.
 """
 
@@ -76,7 +76,7 @@ COMPAT = "graph/torch_compat.py"
 
 
 def _layer(dotted: str) -> str:
-    """`fxquant.ops.table` -> core; `fxquant` or one of its public names -> __init__."""
+    """`fxquant.ops.table` -> ops; `fxquant` or one of its public names -> __init__."""
     parts = dotted.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else ROOT
 
@@ -132,6 +132,14 @@ def test_no_import_points_back() -> None:
     assert files
     violations = [v for f in files for v in find_violations(f.read_text(), f.relative_to(PACKAGE).as_posix())]
     assert violations == []
+
+
+def test_the_layout_in_the_docs_has_every_layer_once() -> None:
+    text = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text()
+    layout = text.partition("    src/fxquant/\n")[2].partition("    tests/")[0]
+    firsts = [line[6:].split("  ")[0] for line in layout.splitlines() if line.startswith("      ")]
+    named = sorted(name.strip().removesuffix("/").removesuffix(".py") for each in firsts for name in each.split(","))
+    assert named == sorted(MAY_IMPORT)
 
 
 def test_the_table_has_no_cycle() -> None:

@@ -58,4 +58,5 @@ def test_the_plain_graph_is_not_raced() -> None:
 
 
 def test_each_target_is_observed_once() -> None:
-    assert [target.name for target in targets_of_engines()] == ["x86", "onnxruntime", "openvino"]
+    names = [target.name for target in targets_of_engines()]
+    assert names == list(dict.fromkeys(engine.target().name for engine in ENGINES)) and "x86" in names

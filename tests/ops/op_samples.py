@@ -1,4 +1,4 @@
-"""How each spelling of the op table is called: samples per kind, for `test_ops.py`.
+"""How each spelling of the op table is called: samples per kind, for `test_table.py`.
 
 A spelling has a name: `nn.ReLU`, `nn.ReLU(inplace)`, `F.relu`, `F.relu(inplace)`, `torch.relu`, `operator.add`,
 `.relu_` (a method), `x.T` (an attribute), `packet.relu` (`torch.ops.aten.relu`), `aten.relu.default` (an overload).
