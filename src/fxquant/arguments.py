@@ -115,7 +115,7 @@ def check_boundaries(model: nn.Module, contexts: Iterable[Context]) -> None:
             )
 
 
-def read_examples(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[object, ...], dict[str, object]]:
+def read_examples(inputs: Any, kwargs: Mapping[str, object] | None) -> tuple[tuple[object, ...], dict[str, object]]:
     """(args, kwargs) of one forward call."""
     if isinstance(inputs, Tensor):
         inputs = (inputs,)

@@ -28,7 +28,7 @@ def converted(model: nn.Module) -> nn.Module:
 
 def _of_any_stage(call: _Call) -> _Call:
     @functools.wraps(call)
-    def convert_and_call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def convert_and_call(model: nn.Module, *args: object, **kwargs: object) -> object:
         return call(converted(model), *args, **kwargs)
 
     return cast("_Call", convert_and_call)

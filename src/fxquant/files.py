@@ -12,8 +12,11 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from fxquant.errors import FxQuantError
+
+Json: TypeAlias = dict[str, Any]  # an object of JSON, as `json.loads` gives it
 
 
 @contextlib.contextmanager

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def following(data: Iterable[Any], what: str, *, wanted: bool, most: int | None = None) -> Iterator[Any]:
+def following(data: Iterable[T], what: str, *, wanted: bool, most: int | None = None) -> Iterator[T]:
     """The first `most` batches of data, with a bar and the time that is left while they are used."""
     total = len(data) if isinstance(data, Sized) else None
     if most is not None:
@@ -27,7 +29,7 @@ def following(data: Iterable[Any], what: str, *, wanted: bool, most: int | None 
             bar.advance(task)
 
 
-def _first(data: Iterable[Any], most: int | None) -> Iterator[Any]:
+def _first(data: Iterable[T], most: int | None) -> Iterator[T]:
     for count, batch in enumerate(data):
         if most is not None and count >= most:
             return

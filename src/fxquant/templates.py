@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from fxquant.config.qconfig import QConfig
 from fxquant.config.rules import Site
@@ -97,7 +97,7 @@ weight_only = Template(name="weight_only", weights_alone=True)
 high_precision_outputs = Template(name="high_precision_outputs", outputs=True)
 
 
-def int16(table: Iterable[Any], *, top_k: int | None = None, ratio: float | None = None) -> Template:
+def int16(table: Iterable[object], *, top_k: int | None = None, ratio: float | None = None) -> Template:
     """16-bit inputs and outputs for the most sensitive ops: the first `top_k`, or a share `ratio` of those listed.
 
     `table` is that of `fxquant.sensitivity`, or rows whose first item is the path of an op, the most sensitive first.
@@ -105,7 +105,7 @@ def int16(table: Iterable[Any], *, top_k: int | None = None, ratio: float | None
     return Template(name="int16", bits=16, names=most_sensitive(table, top_k=top_k, ratio=ratio))
 
 
-def most_sensitive(table: Iterable[Any], *, top_k: int | None, ratio: float | None) -> frozenset[str]:
+def most_sensitive(table: Iterable[object], *, top_k: int | None, ratio: float | None) -> frozenset[str]:
     """The paths of the ops at the top of a table of sensitivity."""
     if (top_k is None) == (ratio is None):
         raise ConfigError("sensitive ops: give top_k (how many) or ratio (which share of the table), one of the two.")
@@ -117,7 +117,7 @@ def most_sensitive(table: Iterable[Any], *, top_k: int | None, ratio: float | No
     return frozenset(ops[: top_k if top_k is not None else round(len(ops) * (ratio or 0.0))])
 
 
-def _ops_of(row: Any) -> tuple[str, ...]:
+def _ops_of(row: object) -> tuple[str, ...]:
     """The ops of a row: those that read an activation, or the first item."""
     if hasattr(row, "ops"):
         return tuple(row.ops)
@@ -129,7 +129,7 @@ def _ops_of(row: Any) -> tuple[str, ...]:
     )
 
 
-def for_target(rules: Any, target: Target, purpose: Purpose) -> Any:
+def for_target(rules: object, target: Target, purpose: Purpose) -> object:
     """Rules as they were given, with each template made for a target. Templates of both purposes are an error."""
     if isinstance(rules, Template):
         return rules.for_target(target, purpose)

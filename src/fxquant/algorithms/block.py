@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +78,7 @@ class Block:
         step, zero = (spread(each, weight, op.spec) for each in (scale, zero_point))
         self.rounding[path] = SoftRounding(weight, step, zero, op.spec, integers)
 
-    def parameters(self) -> list[dict[str, Any]]:
+    def parameters(self) -> list[dict[str, object]]:
         """For an optimizer; what `cools` gets smaller steps in the end."""
         groups = (
             (_ROUNDING_RATE, False, [soft.v for soft in self.rounding.values()]),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxquant.algorithms.replay import Chunk
 from fxquant.errors import ConfigError
 from fxquant.graph.algorithm import Algorithm, Watched
 from fxquant.graph.context import Context
@@ -48,7 +49,7 @@ class MeasuredPositions(Algorithm):
             plan_of(region).probe = Probe(calls=tuple(calls), outputs=tuple(outputs), tries=self.tries)
 
 
-def _some(calls: list[list[Any]], samples: int) -> list[tuple[Any, ...]]:
+def _some(calls: list[Chunk], samples: int) -> list[tuple[Any, ...]]:
     """So many samples: rows of calls with one tensor, else whole calls."""
     found: list[tuple[Any, ...]] = []
     for values in calls:

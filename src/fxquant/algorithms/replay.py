@@ -7,11 +7,12 @@ are done make them. At most `MEMORY` bytes of them: where inputs are large, fewe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 from torch.func import functional_call
+from torch.fx.node import Argument, Target
 
 from fxquant.algorithms.segments import Segment
 from fxquant.graph.nodes import PlainInterpreter
@@ -22,6 +23,7 @@ from fxquant.passes.look_again import kept_inputs
 MEMORY = 1 << 29
 
 Values = dict[fx.Node, Any]
+Chunk: TypeAlias = list[Any]  # what the placeholders of a graph are given in one call
 Quantize = Callable[[FakeQuant, Tensor], Tensor]
 Tensors = Mapping[str, Mapping[str, Tensor]]  # weights and biases by the path of their module
 
@@ -33,12 +35,13 @@ class Runner(PlainInterpreter):
         super().__init__(region, garbage_collect_values=False)
         self.quantize, self.tensors = quantize, tensors or {}
 
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module = self.fetch_attr(target)
+    def call_module(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
+        module = self.fetch_attr(str(target))
         if isinstance(module, FakeQuant):
             x = args[0]
-            quantized = self.quantize is not None and isinstance(x, Tensor) and x.is_floating_point()
-            return self.quantize(module, x) if quantized and self.quantize is not None else x
+            if self.quantize is not None and isinstance(x, Tensor) and x.is_floating_point():
+                return self.quantize(module, x)
+            return x
         given = self.tensors.get(str(target))
         if given is not None:
             return functional_call(module, dict(given), args, kwargs)
@@ -58,7 +61,7 @@ class Runner(PlainInterpreter):
 class Streams:
     """The values at one place of the graph, for all chunks: `true` as in float, `made` by what is quantized so far."""
 
-    def __init__(self, region: Region, chunks: list[list[Any]]) -> None:
+    def __init__(self, region: Region, chunks: list[Chunk]) -> None:
         placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
         self.true: list[Values] = [dict(zip(placeholders, chunk, strict=True)) for chunk in chunks]
         self.made: list[Values] = [dict(values) for values in self.true]
@@ -84,7 +87,7 @@ def loss_between(made: Values, true: Values) -> Tensor:
 
 
 @torch.no_grad()
-def chunks_of(region: Region, parts: list[Segment], rows: int) -> list[list[Any]]:
+def chunks_of(region: Region, parts: list[Segment], rows: int) -> list[Chunk]:
     """The inputs that calibration kept, `rows` samples at a time where the graph takes them so, else call by call."""
     calls = [[_own(value) for value in call] for call in kept_inputs(region)]
     if not calls:
@@ -94,11 +97,11 @@ def chunks_of(region: Region, parts: list[Segment], rows: int) -> list[list[Any]
     return chunks[: max(1, MEMORY // max(used, 1))]
 
 
-def _own(value: Any) -> Any:
+def _own(value: object) -> object:
     return value.clone() if isinstance(value, Tensor) else value  # one from inference mode knows no gradients
 
 
-def _rechunked(region: Region, parts: list[Segment], calls: list[list[Any]], rows: int) -> list[list[Any]]:
+def _rechunked(region: Region, parts: list[Segment], calls: list[Chunk], rows: int) -> list[Chunk]:
     tensors = [index for index, value in enumerate(calls[0]) if isinstance(value, Tensor)]
     shapes = {tuple(tuple(call[index].shape[1:]) for index in tensors) for call in calls}
     sizes = {call[index].shape[0] if call[index].dim() else 0 for call in calls[:1] for index in tensors}
@@ -113,7 +116,7 @@ def _rechunked(region: Region, parts: list[Segment], calls: list[list[Any]], row
     ]
 
 
-def _splits(region: Region, parts: list[Segment], call: list[Any], tensors: list[int]) -> bool:
+def _splits(region: Region, parts: list[Segment], call: Chunk, tensors: list[int]) -> bool:
     """Whether the samples of a call are independent along its first axis, in any number."""
     try:
         whole = _outputs(region, parts, call)
@@ -132,7 +135,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-4)
 
 
-def _outputs(region: Region, parts: list[Segment], call: list[Any]) -> list[Tensor]:
+def _outputs(region: Region, parts: list[Segment], call: Chunk) -> list[Tensor]:
     streams = Streams(region, [call])
     runner, found = Runner(region), []
     for index, segment in enumerate(parts):
@@ -146,7 +149,7 @@ def _outputs(region: Region, parts: list[Segment], call: list[Any]) -> list[Tens
     return found
 
 
-def _memory(region: Region, parts: list[Segment], chunk: list[Any]) -> int:
+def _memory(region: Region, parts: list[Segment], chunk: Chunk) -> int:
     """The most bytes that are kept of one chunk between segments."""
     streams, runner, most = Streams(region, [chunk]), Runner(region), 0
     for index, segment in enumerate(parts):

@@ -23,7 +23,7 @@ from fxquant.archive.safetensors_file import write_safetensors
 from fxquant.archive.tree_rows import Rows, header_of, stored_tensors
 from fxquant.archive.value_json import read_json
 from fxquant.errors import ArchiveError
-from fxquant.files import replacing
+from fxquant.files import Json, replacing
 from fxquant.graph.region import regions, runner_of
 
 FORMAT = "fxquant-2"
@@ -58,7 +58,7 @@ def read_archive(path: Path, float_model: nn.Module | None) -> tuple[nn.Module, 
         raise ArchiveError(f"{str(path)!r} has a header that makes no model: {error!r}") from error
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(path: Path) -> tuple[Json, dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -94,7 +94,7 @@ def _digest(text: str, tensors: dict[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def _tensors(model: nn.Module, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _tensors(model: nn.Module, rows: Rows) -> tuple[dict[str, Tensor], Json]:
     """The tensors to store, and what is to be known of them: ties, parameters, memory format."""
     tensors: dict[str, Tensor] = {}
     ties: dict[str, str] = {}

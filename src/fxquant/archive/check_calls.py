@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -67,7 +67,12 @@ def check_numbers(node: fx.Node, leaves: Iterable[object], args: tuple[Any, ...]
 
 
 def check_values(
-    node: fx.Node, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], unknown: Any, by_data: bool
+    node: fx.Node,
+    region: Region,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    unknown: object,
+    by_data: bool,
 ) -> None:
     """Raise an ArchiveError if a call has arguments that torch would trust."""
     word = _word(node)
@@ -93,11 +98,11 @@ def _word(node: fx.Node) -> str:
     return str(target if isinstance(target, str) else getattr(target, "__name__", ""))
 
 
-def _given(node: fx.Node, args: tuple[object, ...], kwargs: dict[str, object], at: int, name: str) -> Any:
+def _given(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object], at: int, name: str) -> Any:
     return args[at] if len(args) > at else kwargs.get(name)
 
 
-def _check_parts(node: fx.Node, word: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_parts(node: fx.Node, word: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     x = args[0] if args else next(iter(kwargs.values()), None)
     if not isinstance(x, Tensor):
         return
@@ -116,7 +121,7 @@ def _check_parts(node: fx.Node, word: str, args: tuple[Any, ...], kwargs: dict[s
         raise ArchiveError(f"it cuts a tensor into {count} parts.")
 
 
-def _check_geometry(params: tuple[str, ...], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+def _check_geometry(params: tuple[str, ...], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     given = {**dict(zip(params, args, strict=False)), **kwargs}
     for name, least in _GEOMETRY:
         for value in tree_leaves(given.get(name)):
@@ -133,7 +138,7 @@ def _check_geometry(params: tuple[str, ...], args: tuple[object, ...], kwargs: d
             raise ArchiveError(f"a convolution of {channels} channels has a bias of the shape {tuple(bias.shape)}.")
 
 
-def _check_grid(node: fx.Node, args: tuple[object, ...], kwargs: dict[str, object], region: Region) -> None:
+def _check_grid(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object], region: Region) -> None:
     """Scale, zero point, ends and dtype of a quantize or dequantize, by the names in its schema."""
     assert isinstance(node.target, torch._ops.OpOverload)
     names = [argument.name for argument in node.target._schema.arguments]

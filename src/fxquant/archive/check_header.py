@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from torch import Tensor, nn
 
 from fxquant.archive.value_json import DTYPES, is_whole
 from fxquant.errors import ArchiveError
+from fxquant.files import Json
 
 _STEP = re.compile(r"[\w\- /+:@]+")
 _TAKEN = frozenset(nn.Module().__dict__)
@@ -38,7 +38,7 @@ _OPTIONAL: dict[str, tuple[type, ...]] = {
 }
 
 
-def check_header(header: Any, tensors: dict[str, Tensor]) -> None:
+def check_header(header: Json, tensors: dict[str, Tensor]) -> None:
     """Raise an ArchiveError unless the header has the form that `write_archive` gives it."""
     tables = {"modules": dict, "aliases": dict, "trees": dict, "ties": dict, "parameters": dict}
     for name, kind in {**tables, "unsaved": list, "channels_last": list}.items():
@@ -94,7 +94,7 @@ def _check_row(path: str, row: object) -> None:
             raise ArchiveError(f"{where} has a number out of range.")
 
 
-def _check_fields(where: str, row: Any, fields: dict[str, tuple[type, ...]]) -> None:
+def _check_fields(where: str, row: Json, fields: dict[str, tuple[type, ...]]) -> None:
     for name, kinds in fields.items():
         if name not in row or type(row[name]) not in kinds:
             raise ArchiveError(f"{where} has no {name!r} of type {kinds[0].__name__}; it makes no model.")
@@ -121,7 +121,7 @@ def _check_order(paths: Iterable[str]) -> None:
             above.add("")
 
 
-def _check_tensors(header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _check_tensors(header: Json, tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         check_path(name)
         if not name or tensor.dtype not in DTYPES:

@@ -21,7 +21,7 @@ from fxquant.graph.region import user_class
 _NOT_THE_USERS = frozenset(("torch", "fxquant", "numpy", *sys.stdlib_module_names)) - {"__main__"}
 
 
-def code_functions(model: nn.Module) -> dict[str, Callable[..., Any]]:
+def code_functions(model: nn.Module) -> dict[str, Callable[..., object]]:
     """By qualified name; a name that stands for two of them is left out."""
     found: dict[str, Callable[..., Any]] = {}
     double: set[str] = set()

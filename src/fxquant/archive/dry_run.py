@@ -91,7 +91,7 @@ class _Run:
         kind = "" if isinstance(error, (ArchiveError, InputError)) else f"{type(error).__name__}: "
         return ArchiveError(f"{place}: {kind}{text}")
 
-    def _node(self, node: fx.Node) -> Any:
+    def _node(self, node: fx.Node) -> object:
         if node.op == "placeholder":
             return self._input(node)
         if node.op == "get_attr":
@@ -116,7 +116,7 @@ class _Run:
                 raise
             return NUMBER if _reads_number(node) else self._recorded(node)
 
-    def _own(self, node: fx.Node, args: tuple[object, ...]) -> tuple[Any] | None:
+    def _own(self, node: fx.Node, args: tuple[object, ...]) -> tuple[object] | None:
         """Of our own functions, in a tuple; None for all others."""
         if node.target in _SKIPPED:
             return (self._recorded(node),)
@@ -126,7 +126,7 @@ class _Run:
             return (None,)
         return None
 
-    def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         if node.op == "call_module":
             module = find_module(self.region, str(node.target))
             if module is None or not _is_stock(module):
@@ -150,7 +150,7 @@ class _Run:
             return node.args[0]
         return recorded
 
-    def _recorded(self, node: fx.Node) -> Any:
+    def _recorded(self, node: fx.Node) -> object:
         info = node.meta.get("tensor") if self.called else None
         if isinstance(info, tuple):
             return [_made(item, self.limit) for item in info]
@@ -207,7 +207,7 @@ def _has_unknown(leaf: object) -> bool:
     return any(isinstance(part, _Unknown) for part in parts)
 
 
-def _bare(value: object) -> Any:
+def _bare(value: Any) -> Any:
     return tree_map(lambda leaf: leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf, value)
 
 

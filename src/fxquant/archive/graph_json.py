@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import keyword
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -32,7 +32,7 @@ _DEVICES = ("to", "device")  # where a text names a device
 _BUILTINS = (abs, bool, dict, float, getattr, int, len, list, max, min, round, sum, tuple)
 
 
-def find_function(name: str, extra: dict[str, Callable[..., object]]) -> Callable[..., Any]:
+def find_function(name: str, extra: dict[str, Callable[..., object]]) -> Callable[..., object]:
     """The function with a stored name; an ArchiveError if it is not one that a graph may call."""
     found: Callable[..., Any] | None = None
     if isinstance(name, str):
@@ -47,7 +47,7 @@ def find_function(name: str, extra: dict[str, Callable[..., object]]) -> Callabl
     return found
 
 
-def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., object]]) -> list[Any]:
+def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., object]]) -> list[list[Any]]:
     """The rows of a graph as JSON values."""
     rows = []
     names = {id(function): name for name, function in extra.items()}
@@ -103,7 +103,11 @@ def _decode(row: object, extra: dict[str, Callable[..., object]], seen: set[str]
 
 
 def _check_call(
-    op: object, target: object, args: Any, kwargs: dict[str, Any], extra: dict[str, Callable[..., object]]
+    op: object,
+    target: object,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    extra: dict[str, Callable[..., object]],
 ) -> None:
     """Refuse what is no call of the language, and what fx would write into source as it stands unless it is a name."""
     form = {"placeholder": _ARGUMENT, "get_attr": _PATH, "call_module": _PATH}.get(str(op))
@@ -123,7 +127,9 @@ def _check_call(
     _check_plain((args, kwargs))
 
 
-def _check_arguments(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+def _check_arguments(
+    name: str, function: Callable[..., object] | str, args: Sequence[object], kwargs: Mapping[str, object]
+) -> None:
     refused = _REFUSED.intersection(kwargs)
     if refused and not all(kwargs[key] is None or kwargs[key] is False for key in refused):
         raise ArchiveError(f"the graph passes {sorted(refused)[0]!r} to {name!r}, which no graph may.")

@@ -124,7 +124,7 @@ _ARGUMENTS = ("Storage", "Stream", "QScheme", "classes")  # none of these is a p
 _DUNDER = ("add", "sub", "mul", "truediv", "matmul", "floordiv", "mod", "pow")
 
 
-def function_name(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., object]) -> str:
     """The name under which a function is stored."""
     return _get_qualified_name(function).replace("_operator.", "operator.")
 

@@ -20,6 +20,7 @@ from fxquant.archive.value_json import from_json
 from fxquant.capture.canonical.bake import bake_parametrizations
 from fxquant.capture.piecewise.functional import Spelling, read_as_weights
 from fxquant.errors import ArchiveError
+from fxquant.files import Json
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.own import copy_model
 from fxquant.graph.paths import find_module, join_path, set_submodule
@@ -33,9 +34,7 @@ _MOST_PATHS = 10**6
 _AGAIN = "Give load the float model that was quantized."
 
 
-def rebuild(
-    header: dict[str, Any], tensors: dict[str, Tensor], float_model: nn.Module | None, source: Path
-) -> nn.Module:
+def rebuild(header: Json, tensors: dict[str, Tensor], float_model: nn.Module | None, source: Path) -> nn.Module:
     """The model that a header describes. The float model is not changed, and shares nothing with the result."""
     rows: dict[str, Row] = header["modules"]
     if float_model is None:
@@ -205,7 +204,7 @@ def _drop_others(module: nn.Module, path: str, tensors: dict[str, Tensor], is_ow
             del table[leaf]
 
 
-def _finish(tree: nn.Module, rows: dict[str, Row], trees: dict[str, Any]) -> nn.Module:
+def _finish(tree: nn.Module, rows: dict[str, Row], trees: Json) -> nn.Module:
     for path, stored in trees.items():
         part, tree_info = find_module(tree, path), from_json(stored)
         if part is not None and isinstance(tree_info, Tree):

@@ -42,7 +42,7 @@ _HOOK_TABLES = (
 
 
 @functools.cache
-def _own_functions() -> dict[str, Any]:
+def _own_functions() -> dict[str, Callable[..., object]]:
     return {function_name(function): function for function in _OWN}
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from fxquant.archive.region_rows import SELF, region_row
 from fxquant.archive.value_json import to_json
 from fxquant.capture.piecewise.functional import weight_spellings
 from fxquant.errors import ArchiveError
+from fxquant.files import Json
 from fxquant.graph.lowering import reference_graph
 from fxquant.graph.paths import get_attr, join_path
 from fxquant.graph.region import Region, Stage, kernel_path_of, lowering_of, regions, stage_of
@@ -133,7 +133,7 @@ def stored_tensors(model: nn.Module, rows: Rows) -> Iterator[tuple[str, Tensor, 
             yield name, tensor, "unsaved"
 
 
-def header_of(model: nn.Module) -> tuple[dict[str, Any], Rows]:
+def header_of(model: nn.Module) -> tuple[Json, Rows]:
     """What the file says of a model besides its tensors."""
     found = list(regions(model))
     if not found or any(stage_of(region) is not Stage.CONVERTED for _, region in found):

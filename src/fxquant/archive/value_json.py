@@ -61,7 +61,7 @@ def read_json(text: str) -> object:
         raise ArchiveError(f"the header is not JSON, or nested too deep: {error}") from error
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> object:
     """A plain value as JSON."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -83,7 +83,7 @@ def to_json(value: Any) -> Any:
         return ["device", str(value)]
     if value is Ellipsis:
         return ["ellipsis"]
-    if any(value is function for function in ACTIVATIONS):
+    if callable(value) and any(value is function for function in ACTIVATIONS):
         return ["function", function_name(value)]  # a layer's activation
     if type(value) in _CHECKS and dataclasses.is_dataclass(value):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -111,7 +111,7 @@ def from_json(value: object, depth: int = 0) -> Any:
         raise ArchiveError(f"the file holds a {tag} that is none: {error}") from error
 
 
-def _scalar(value: float | str) -> Any:
+def _scalar(value: float | str) -> object:
     if isinstance(value, str) and len(value) > MOST_TEXT:
         raise ArchiveError(f"the file holds a text of {len(value)} characters.")
     if isinstance(value, int) and abs(value) > MOST_INT:
@@ -121,7 +121,7 @@ def _scalar(value: float | str) -> Any:
     return value
 
 
-def _items(rest: list[object], depth: int) -> list[Any]:
+def _items(rest: list[object], depth: int) -> list[object]:
     return [from_json(item, depth) for item in rest]
 
 
@@ -155,15 +155,15 @@ def _device(rest: list[object], depth: int) -> torch.device:
     return torch.device("cpu")
 
 
-def _function(rest: list[object], depth: int) -> Callable[..., Any]:
+def _function(rest: list[object], depth: int) -> Callable[..., object]:
     return {function_name(function): function for function in ACTIVATIONS}[_one(rest)]
 
 
-def _ellipsis(rest: list[object], depth: int) -> Any:
+def _ellipsis(rest: list[object], depth: int) -> object:
     return Ellipsis
 
 
-def _value(rest: list[object], depth: int) -> Any:
+def _value(rest: list[object], depth: int) -> object:
     name, fields = rest
     cls = {known.__name__: known for known in _CHECKS}[name]
     given = from_json(fields, depth)

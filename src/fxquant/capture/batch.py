@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 from fxquant.capture.compare import difference, evaluating, trying
 from fxquant.capture.recording import Recording
 from fxquant.graph.clone_tree import clone_tree
+
+T = TypeVar("T")
 
 _MOST_TRIES = 6  # each costs two runs of the model
 Example = tuple[tuple[Any, ...], dict[str, Any]]
@@ -29,10 +31,11 @@ def batch_size(values: object) -> int | None:
     return int(first.shape[0]) if first is not None and first.dim() else None
 
 
-def double_batch(values: Any) -> Any:
+def double_batch(values: T) -> T:
     """The same values with tensors twice as long, where their first size is the batch size."""
     size = batch_size(values)
-    return values if size is None else _double(values, size, set())
+    made: T = values if size is None else _double(values, size, set())
+    return made
 
 
 def larger(values: Example) -> Iterator[Example]:
@@ -47,7 +50,7 @@ def larger(values: Example) -> Iterator[Example]:
                 yield _double(values, size, chosen)
 
 
-def _lists(values: object) -> Iterator[list[Any]]:
+def _lists(values: object) -> Iterator[list[object]]:
     if isinstance(values, list) and any(not isinstance(item, (int, float, str)) for item in values):
         yield values
     inner = values.values() if isinstance(values, dict) else values if isinstance(values, (list, tuple)) else ()

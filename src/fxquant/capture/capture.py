@@ -14,7 +14,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch import nn
 
@@ -45,8 +45,8 @@ _CHECKS = {check_fixed, check_given, check_items, check_key, check_same, unpack}
 
 def capture(
     model: nn.Module,
-    args: tuple[Any, ...] | None,
-    kwargs: Mapping[str, Any] | None = None,
+    args: tuple[object, ...] | None,
+    kwargs: Mapping[str, object] | None = None,
     *,
     method: Method = "auto",
     sizes: Sizes = "example",
@@ -54,7 +54,7 @@ def capture(
     leaf_classes: Collection[type] = (),
     ops: OpTable = OPS,
     part: str = "",
-    concrete: Mapping[str, Any] | None = None,
+    concrete: Mapping[str, object] | None = None,
 ) -> nn.Module:
     """Turn a model into one with regions that computes the same and shares its tensors; the model is not changed.
 
@@ -183,7 +183,7 @@ def _announce(part: str, what: str, where: str, why: str) -> None:
     )
 
 
-def _recapture(region: Region, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any]) -> Region:
+def _recapture(region: Region, args: tuple[object, ...] | None, kwargs: Mapping[str, object]) -> Region:
     again = clone_tree(region)
     assert isinstance(again, Region)
     if args is not None or kwargs:

@@ -55,13 +55,15 @@ def evaluating(model: nn.Module, really: bool = True) -> Iterator[None]:
             module.training = training
 
 
-def run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], ground: Ground | None = None) -> Any:
+def run(
+    model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], ground: Ground | None = None
+) -> object:
     """Run a model on copies of the inputs, from a fixed seed, and leave it as it was."""
     with untouched(model, ground):
         return call(model, args, kwargs)
 
 
-def call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def call(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     """Call a model with copies of the inputs."""
     return model(*copy_inputs(args), **copy_inputs(dict(kwargs)))
 
@@ -91,7 +93,7 @@ def _copy_leaf(leaf: object) -> object:
         return leaf
 
 
-def difference(ours: Any, theirs: Any, name: str = "output") -> str | None:
+def difference(ours: Any, theirs: object, name: str = "output") -> str | None:
     """What differs between two outputs, or None; containers are compared item by item."""
     if _IMMUTABLE.get(type(ours), type(ours)) is not type(theirs):
         return f"{name} is a {type(ours).__name__} instead of a {type(theirs).__name__}"

@@ -136,7 +136,7 @@ def _function(condition: Condition) -> Callable[[Sizes], Any]:
     return lambda sizes: call(*(part(sizes) for part in parts))
 
 
-def _bounded(value: Any) -> Any:
+def _bounded(value: object) -> object:
     if isinstance(value, int) and abs(value) > _MOST:
         raise OverflowError("a size beyond 64 bits")
     return value

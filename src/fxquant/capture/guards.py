@@ -8,7 +8,7 @@ The checks are nodes without users; `has_side_effect` is torch's own way to keep
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Container
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ _ANY_SIZE = (
 
 
 @has_side_effect
-def check_fixed(value: Any, name: str, fixed: Any) -> None:
+def check_fixed(value: object, name: str, fixed: object) -> None:
     """Raise unless an argument has the value it had in the capture."""
     if isinstance(value, torch.Tensor) or type(value) is not type(fixed) or value != fixed:
         given = "a tensor" if isinstance(value, torch.Tensor) else _short(value)
@@ -36,14 +36,14 @@ def check_fixed(value: Any, name: str, fixed: Any) -> None:
         )
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """A value in a message; of containers only what they are."""
     text = repr(value)
     return text if len(text) < 60 and "\n" not in text else f"a {type(value).__name__}"
 
 
 @has_side_effect
-def check_given(value: Any, name: str) -> None:
+def check_given(value: object, name: str) -> None:
     """Raise if an argument that was a tensor in the capture is left out."""
     if not isinstance(value, torch.Tensor):
         raise InputError(
@@ -64,7 +64,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 @has_side_effect
-def check_same(value: Any, how: str, fixed: Any) -> None:
+def check_same(value: object, how: str, fixed: object) -> None:
     """Raise unless metadata of the inputs (a size, a dtype, a decision about them) is as in the capture."""
     if (now := _READ[how](value)) != fixed:
         raise InputError(
@@ -79,7 +79,7 @@ def guard_rank(graph: fx.Graph, tensor: fx.Node, rank: int) -> None:
     graph.call_function(check_same, (graph.call_method("dim", (tensor,)), "int", rank))
 
 
-def unpack(value: Any, name: str, structure: str) -> list[Any]:
+def unpack(value: object, name: str, structure: str) -> list[object]:
     """The leaves of a container argument, which must have the structure it had in the capture."""
     spec = _load_structure(structure)
     try:
@@ -92,7 +92,7 @@ def unpack(value: Any, name: str, structure: str) -> list[Any]:
         ) from error
 
 
-def take_item(container: Any, key: Any, name: str) -> Any:
+def take_item(container: Any, key: object, name: str) -> object:
     """The item of a container argument that the model's code reads."""
     try:
         return container[key]
@@ -103,7 +103,7 @@ def take_item(container: Any, key: Any, name: str) -> Any:
 
 
 @has_side_effect
-def check_items(container: Any, name: str, fixed: tuple[Any, ...] | int) -> None:
+def check_items(container: Collection[object], name: str, fixed: tuple[object, ...] | int) -> None:
     """Raise unless a container argument has the keys, or the number of items, that it had in the capture."""
     now = len(container) if isinstance(fixed, int) else tuple(container)
     if now != fixed:
@@ -115,14 +115,14 @@ def check_items(container: Any, name: str, fixed: tuple[Any, ...] | int) -> None
 
 
 @has_side_effect
-def check_key(container: Any, name: str, key: Any, present: bool) -> None:
+def check_key(container: Container[object], name: str, key: object, present: bool) -> None:
     """Raise unless a container argument has a key if it had it in the capture, and only then."""
     if (key in container) is not present:
         had, has = ("had", "has not") if present else ("did not have", "has")
         raise InputError(f"argument {name!r} {had} {key!r} when the model was captured, and now {has}. {_ANY_SIZE}")
 
 
-def pack(leaves: list[Any], structure: str) -> Any:
+def pack(leaves: list[object], structure: str) -> object:
     """The inverse of `unpack`, for outputs in containers that are neither tuples, lists, dicts nor dataclasses."""
     return pytree.tree_unflatten(leaves, _load_structure(structure))
 
@@ -147,7 +147,7 @@ def check_sizes(tensors: tuple[torch.Tensor, ...], names: tuple[str, ...], condi
 
 
 @has_side_effect
-def apply_in_place(tensor: torch.Tensor, method: str, *args: Any, **kwargs: Any) -> Any:
+def apply_in_place(tensor: torch.Tensor, method: str, *args: object, **kwargs: object) -> object:
     """Call an in-place method. fx takes `call_method` nodes for pure, so one without users would be dropped."""
     call: Callable[..., Any] = getattr(tensor, method)
     return call(*args, **kwargs)

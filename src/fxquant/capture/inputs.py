@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fxquant.capture.guards import check_fixed, check_given, unpack
@@ -47,9 +47,9 @@ def signature_of(model: nn.Module) -> inspect.Signature:
 
 def bind(
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    concrete: Mapping[str, Any] = MappingProxyType({}),
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    concrete: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[Slot, ...]:
     """The slots for a call with these example inputs. `concrete` values are given as well, and become defaults."""
     signature = signature_of(model)
@@ -88,7 +88,7 @@ def bind_defaults(model: nn.Module) -> tuple[Slot, ...]:
     return bind(model, (), required)
 
 
-def as_call(slots: tuple[Slot, ...], values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_call(slots: tuple[Slot, ...], values: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
     """Positional and keyword arguments for `forward`, spelled as in the example, from values by slot name."""
     given = [slot for slot in slots if slot.given]
     args = tuple(values[slot.name] for slot in given if isinstance(slot.key, int))
@@ -96,7 +96,7 @@ def as_call(slots: tuple[Slot, ...], values: Mapping[str, Any]) -> tuple[tuple[A
     return args, kwargs
 
 
-def add_placeholders(create: Create, slots: tuple[Slot, ...], *, lazy: bool = False) -> dict[str, Any]:
+def add_placeholders(create: Create, slots: tuple[Slot, ...], *, lazy: bool = False) -> dict[str, object]:
     """Write placeholders and their checks; by slot name, what the model's code is to see.
 
     `lazy` containers are looked into when the code does (given.py); else their structure is fixed as a whole.
@@ -124,7 +124,7 @@ def add_placeholders(create: Create, slots: tuple[Slot, ...], *, lazy: bool = Fa
     return {slot.name: _open(create, node, slot.name, slot.value, lazy) for slot, node, _ in placeholders}
 
 
-def _open(create: Create, node: Any, name: str, value: Any, lazy: bool) -> Any:
+def _open(create: Create, node: fx.Proxy, name: str, value: object, lazy: bool) -> object:
     spec = pytree.tree_structure(value)
     if isinstance(value, torch.Tensor):
         return node
@@ -145,7 +145,7 @@ def _open(create: Create, node: Any, name: str, value: Any, lazy: bool) -> Any:
     return pytree.tree_unflatten(opened, spec)
 
 
-def _fix(create: Create, node: Any, name: str, value: Any) -> Any:
+def _fix(create: Create, node: fx.Proxy, name: str, value: object) -> object:
     if not isinstance(value, PLAIN):
         why = Cause.ARGUMENT.because(name=name, cls=type(value).__name__)
         raise CaptureError(

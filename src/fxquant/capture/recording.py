@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -36,14 +35,14 @@ class Recording:
     """The runs of a model on one set of example inputs; see above."""
 
     def __init__(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ground: Ground | None = None
+        self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], ground: Ground | None = None
     ) -> None:
         self.model, self.args, self.kwargs = model, args, kwargs
         self.ground = Ground(model) if ground is None else ground
         self._outputs: dict[bool, object] = {}
         self._failure: CaptureError | None = None
 
-    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run this model, a copy or a part of it, or a graph of one, and leave it as it was."""
         return run(model, args, kwargs, self.ground)
 

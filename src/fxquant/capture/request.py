@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -34,11 +33,11 @@ class Request:
     free: bool
 
     @property
-    def args(self) -> tuple[Any, ...]:
+    def args(self) -> tuple[object, ...]:
         return self.recording.args
 
     @property
-    def kwargs(self) -> dict[str, Any]:
+    def kwargs(self) -> dict[str, object]:
         return self.recording.kwargs
 
     @property
@@ -98,5 +97,5 @@ def make_request(
     )
 
 
-def _example(slots: tuple[Slot, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(slots: tuple[Slot, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
     return as_call(slots, {slot.name: slot.value for slot in slots})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
@@ -55,7 +55,11 @@ def _fail(text: str) -> None:
     raise typer.Exit(code=1) from None
 
 
-def print_result(result: Any, as_json: bool) -> None:
+class _Result(Protocol):
+    def to_dict(self) -> object: ...
+
+
+def print_result(result: _Result, as_json: bool) -> None:
     """A result as text, or its `to_dict` as JSON."""
     if as_json:
         print_json(result.to_dict())
@@ -85,8 +89,9 @@ def float_model(model: str) -> nn.Module:
     return made.eval()
 
 
-def batches(data: str) -> Any:
+def batches(data: str) -> Iterable[object]:
     """The batches that a function gives."""
     from fxquant.config_file.named import find_named
 
-    return find_named(data, "--data")()
+    made: Iterable[object] = find_named(data, "--data")()
+    return made

@@ -30,7 +30,7 @@ class FakeQuantize(WithArgs, FakeQuant):
 
     def __init__(
         self,
-        observer: Callable[..., Any] = MovingAverageMinMaxObserver,
+        observer: Callable[..., object] = MovingAverageMinMaxObserver,
         quant_min: int | None = None,
         quant_max: int | None = None,
         is_dynamic: bool = False,
@@ -55,7 +55,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
 
     def __init__(
         self,
-        observer: Callable[..., Any] = MovingAverageMinMaxObserver,
+        observer: Callable[..., object] = MovingAverageMinMaxObserver,
         quant_min: int = 0,
         quant_max: int = 255,
         **observer_kwargs: Any,
@@ -68,7 +68,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
 class FixedQParamsFakeQuantize(FakeQuantize):
     """On a grid that is known."""
 
-    def __init__(self, observer: Callable[..., Any]) -> None:
+    def __init__(self, observer: Callable[..., object]) -> None:
         super().__init__(observer)
         if self.spec.observer != "fixed":
             raise ConfigError(f"FixedQParamsFakeQuantize takes a {FixedQParamsObserver.__name__}.")
@@ -82,7 +82,7 @@ class LearnableFakeQuantize(FakeQuantize):
 
     def __init__(
         self,
-        observer: Callable[..., Any],
+        observer: Callable[..., object],
         quant_min: int = 0,
         quant_max: int = 255,
         scale: float = 1.0,

@@ -29,7 +29,7 @@ class UniformQuantizationObserverBase(StandaloneObserver):
         reduce_range: bool = False,
         quant_min: int | None = None,
         quant_max: int | None = None,
-        factory_kwargs: dict[str, Any] | None = None,
+        factory_kwargs: dict[str, object] | None = None,
         eps: float = DEFAULT_EPS,
         is_dynamic: bool = False,
         *,

@@ -75,7 +75,7 @@ class FuseCustomConfig:
         )
         return config
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The dict form; `from_dict` reads it back."""
         return given({"preserved_attributes": self.preserved_attributes})
 
@@ -184,7 +184,7 @@ class PrepareCustomConfig:
         read_keys("prepare_custom_config", prepare_custom_config_dict, setters)
         return config
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The dict form; `from_dict` reads it back."""
         names, classes = self.standalone_module_names.items(), self.standalone_module_classes.items()
         return given(
@@ -247,7 +247,7 @@ class ConvertCustomConfig:
         read_keys("convert_custom_config", convert_custom_config_dict, setters)
         return config
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The dict form; `from_dict` reads it back."""
         return given(
             {

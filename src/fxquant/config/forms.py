@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import enum
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from fxquant.errors import ConfigError
+
+E = TypeVar("E", bound=enum.Enum)
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -22,9 +25,9 @@ def as_strings(value: str | Iterable[str]) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def as_indexes(value: Any, key: str) -> list[int]:
+def as_indexes(value: object, key: str) -> list[int]:
     """Positions, checked."""
-    indexes = list(value) if isinstance(value, (list, tuple, set)) else [value]
+    indexes: list[Any] = list(value) if isinstance(value, (list, tuple, set)) else [value]
     if not all(isinstance(index, int) and not isinstance(index, bool) and index >= 0 for index in indexes):
         raise ConfigError(f"{key}={value!r}: expected a list of positions, such as [0].")
     return indexes
@@ -56,7 +59,7 @@ def read_keys(what: str, given: Mapping[str, object], setters: Mapping[str, Call
         setters[key](value)
 
 
-def set_each(setter: Callable[..., object], rows: Any) -> None:
+def set_each(setter: Callable[..., object], rows: Iterable[object]) -> None:
     """Call a setter with the entries of a list, as torch.ao has them: tuples of arguments."""
     for row in [rows] if isinstance(rows, (str, type)) else rows:
         setter(*row) if isinstance(row, (list, tuple)) else setter(row)
@@ -71,7 +74,7 @@ def set_pairs(setter: Callable[..., object], by_type: object) -> None:
             setter(one, other, quant_type)
 
 
-def by_quant_type(pairs: Mapping[Any, Mapping[type, type]]) -> dict[str, dict[type, type]]:
+def by_quant_type(pairs: Mapping[E, Mapping[type[nn.Module], type[nn.Module]]]) -> dict[str, dict[type, type]]:
     """Pairs of classes as `{quant type: {class: class}}`, which `set_pairs` reads."""
     return {quant_type.value: dict(by_class) for quant_type, by_class in pairs.items()}
 

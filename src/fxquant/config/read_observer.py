@@ -88,10 +88,11 @@ def read_factory(factory: object, field: str) -> Read:
     return read
 
 
-def _read(made: Any, factory: Any, where: str) -> Read:
+def _read(made: object, factory: Callable[[], object], where: str) -> Read:
     observer, learn = made, cast("Learn | None", None)
-    if isinstance(getattr(made, "activation_post_process", None), nn.Module):
-        observer, name = made.activation_post_process, type(made).__name__
+    inner = getattr(made, "activation_post_process", None)
+    if isinstance(inner, nn.Module):
+        observer, name = inner, type(made).__name__
         learnable = name == "_LearnableFakeQuantize"
         if not _is_from(made, _STOCK) or not (learnable or name in _TRAINED):
             raise ConfigError(
@@ -129,9 +130,13 @@ def _read(made: Any, factory: Any, where: str) -> Read:
         averaging_constant=float(getattr(observer, "averaging_constant", 0.01)),
         is_dynamic=dynamic,
         learn=None if dynamic else learn,
-        fixed=(float(observer.scale), int(observer.zero_point)) if kind == "fixed" else None,
+        fixed=_fixed(observer) if kind == "fixed" else None,
         factory=Factory(factory) if kind == "custom" else None,
     )
+
+
+def _fixed(observer: Any) -> tuple[float, int]:
+    return float(observer.scale), int(observer.zero_point)
 
 
 def passing(dtype: object, where: str) -> Read:

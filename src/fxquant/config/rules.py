@@ -216,7 +216,7 @@ class Rules:
                 continue
             if kind == "object_type" and key in classes:
                 continue
-            if kind == "module_name_regex" and any(re.match(key, path) for path in paths):
+            if kind == "module_name_regex" and any(re.match(str(key), path) for path in paths):
                 continue
             shown = _type_name(key) if kind == "object_type" else repr(key)
             hint = closest(str(key), paths) if kind == "module_name" else ""
@@ -224,7 +224,7 @@ class Rules:
             lines.append(f"rule {number} ({kind}={shown}) matches no {what}.{hint}")
         return lines
 
-    def _all_rules(self) -> list[tuple[str, Any]]:
+    def _all_rules(self) -> list[tuple[str, object]]:
         m = self.mapping
         return [
             *(("object_type", key) for key in m.object_type_qconfigs),

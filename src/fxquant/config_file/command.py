@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from fxquant.config_file.quantized_model import QuantizedModel
 from fxquant.config_file.read import read_conf
 from fxquant.config_file.template import template
 from fxquant.errors import ConfigError
-from fxquant.files import replacing
+from fxquant.files import Json, replacing
 from fxquant.insight.forecast import Forecast, forecast
 from fxquant.targets.file import find_target
 from fxquant.tuning.executors import Processes
@@ -61,7 +60,7 @@ def forecast_by_name(model: str, target: str, shapes: list[str]) -> Forecast:
     return forecast(made, find_target(target), tuple(inputs))
 
 
-def describe(report: dict[str, Any]) -> str:
+def describe(report: Json) -> str:
     """One line about a quantized model."""
     accuracy = report.get("accuracy")
     if accuracy is None:

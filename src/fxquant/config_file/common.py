@@ -24,7 +24,7 @@ class Model:
     Options are those of `fxquant.prepare_fx`, and `convert_custom_config(_dict)`.
     """
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
+    def __init__(self, model: nn.Module, **options: object) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"common.Model got a {type(model).__name__}. Give an nn.Module.")
         for name in options:
@@ -42,11 +42,11 @@ class Metric:
     name: str = "user_metric"
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def __init__(self, metric_cls: Any, name: str = "user_metric", **settings: Any) -> None:
+    def __init__(self, metric_cls: object, name: str = "user_metric", **settings: object) -> None:
         for attribute, value in (("metric_cls", metric_cls), ("name", name), ("settings", settings)):
             object.__setattr__(self, attribute, value)
 
-    def make(self) -> Any:
+    def make(self) -> object:
         made = self.metric_cls(**self.settings) if isinstance(self.metric_cls, type) else self.metric_cls
         for method in ("update", "reset", "result"):
             if not callable(getattr(made, method, None)):

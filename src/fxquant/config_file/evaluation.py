@@ -16,7 +16,7 @@ from fxquant.errors import ConfigError
 from fxquant.flows.calibrate import as_example
 
 
-def split_batch(batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+def split_batch(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dict[str, object], object]:
     """(args, kwargs, labels). A pair is (inputs, labels), unless forward takes both of them."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and not isinstance(batch[0], Tensor):
         inputs, labels = batch
@@ -32,7 +32,7 @@ def split_batch(batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str
     return args, kwargs or {}, rest
 
 
-def calibration_batches(data: Iterable[Any], model: nn.Module, size: int) -> Iterator[Any]:
+def calibration_batches(data: Iterable[object], model: nn.Module, size: int) -> Iterator[object]:
     """Inputs alone, as `calibrate` takes them, of `size` samples."""
     seen = 0
     for batch in data:
@@ -47,10 +47,10 @@ def calibration_batches(data: Iterable[Any], model: nn.Module, size: int) -> Ite
 class Batches:
     """`calibration_batches`, any number of times."""
 
-    def __init__(self, data: Iterable[Any], model: nn.Module, size: int) -> None:
+    def __init__(self, data: Iterable[object], model: nn.Module, size: int) -> None:
         self._data, self._model, self._size = data, model, size
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return calibration_batches(self._data, self._model, self._size)
 
 
@@ -69,7 +69,7 @@ class Evaluation:
     def higher_is_better(self) -> bool:
         return len(self.metrics) > 1 or self.metrics[0][2]
 
-    def __call__(self, model: nn.Module) -> Any:
+    def __call__(self, model: nn.Module) -> object:
         if len(self.metrics) == 1 and getattr(self.metrics[0][0], "is_plain_mean", False):
             return self._by_sample(model)
         for metric, _, _ in self.metrics:
@@ -87,7 +87,7 @@ class Evaluation:
         for outputs, labels in self._results(model):
             yield metric.per_sample(outputs, labels).double()
 
-    def _results(self, model: nn.Module) -> Iterator[tuple[Any, Any]]:
+    def _results(self, model: nn.Module) -> Iterator[tuple[object, object]]:
         for batch in itertools.islice(self.data, self.batches):
             args, kwargs, labels = split_batch(batch, self.float_model)
             with torch.no_grad():
@@ -109,7 +109,7 @@ def metrics_of(section: Accuracy) -> tuple[tuple[Metric, float, bool], ...]:
     return tuple(zip(made, map(float, weights), map(bool, higher), strict=True))
 
 
-def postprocess_of(section: Accuracy) -> Callable[..., Any] | None:
+def postprocess_of(section: Accuracy) -> Callable[..., object] | None:
     """What a file does to outputs and labels before the metric sees them."""
     steps = (section.postprocess.transform or {}) if section.postprocess is not None else {}
     for name in steps:

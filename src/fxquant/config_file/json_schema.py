@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fxquant.config_file.sections.conf import Conf
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> dict[str, object]:
     """The schema; give it to an editor, or put `# yaml-language-server: $schema=...` on top of a file."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Conf.model_json_schema()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from fxquant.config.forms import closest
 from fxquant.errors import ConfigError
 
 
-def find_named(name: str, option: str) -> Any:
+def find_named(name: str, option: str) -> Callable[..., Any]:
     """Import a module, from the current directory as well, and take what the name says from it."""
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
@@ -30,4 +31,5 @@ def find_named(name: str, option: str) -> Any:
         found = getattr(found, part)
     if not callable(found):
         raise ConfigError(f"{option} {name!r} is a {type(found).__name__}. Name a function.")
-    return found
+    function: Callable[..., Any] = found
+    return function

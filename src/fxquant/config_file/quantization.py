@@ -27,9 +27,11 @@ from fxquant.config_file.quantized_model import QuantizedModel
 from fxquant.config_file.read import read_conf
 from fxquant.config_file.rules import recipes_of, rules_of
 from fxquant.config_file.sections.conf import Conf
+from fxquant.config_file.sections.data import Dataloader
 from fxquant.config_file.training import train
 from fxquant.engines.table import default_engine
 from fxquant.errors import ConfigError
+from fxquant.files import Json
 from fxquant.quantize_fx import convert_fx, prepare_fx, prepare_qat_fx
 from fxquant.targets import by_name
 from fxquant.tuning.executors import Executor
@@ -63,7 +65,7 @@ class Quantization:
     executor: Executor | str | None
     progress: bool | None
 
-    def __init__(self, conf: str | Path | Mapping[str, Any] | Conf) -> None:
+    def __init__(self, conf: str | Path | Mapping[str, object] | Conf) -> None:
         for name in Quantization.__annotations__:
             object.__setattr__(self, name, None)
         object.__setattr__(self, "conf", None)
@@ -141,7 +143,7 @@ class Quantization:
         }
         return QuantizedModel(found.model, report)
 
-    def _convert_once(self, rules: Any, data: Any, options: dict[str, Any]) -> nn.Module:
+    def _convert_once(self, rules: object, data: Iterable[object] | None, options: dict[str, Any]) -> nn.Module:
         function = self.calib_func or self.q_func
         if function is None:
             options = {"strict": False, "progress": bool(self.progress), **options}
@@ -180,7 +182,7 @@ class Quantization:
         made = convert_fx(prepared.eval(), engine=self.engine or default_engine(), **converting)
         return QuantizedModel(made, self._compare(made))
 
-    def _compare(self, made: nn.Module) -> dict[str, Any]:
+    def _compare(self, made: nn.Module) -> Json:
         """Accuracy beside the float model's; a warning where it is not within the tolerance."""
         evaluate, higher = self._evaluation()
         if evaluate is None:
@@ -200,7 +202,7 @@ class Quantization:
             warnings.warn(f"the trained model is not within the tolerance: {text}. Train longer.", stacklevel=4)
         return {"accuracy": {"float": base.value, "quantized": verdict.score, "passed": verdict.passed}}
 
-    def _calibration(self) -> Iterable[Any] | None:
+    def _calibration(self) -> Iterable[object] | None:
         """Batches of inputs for calibration, or of one batch where only the shapes count."""
         section, static = (
             self.conf.quantization.calibration,
@@ -223,7 +225,7 @@ class Quantization:
             data = list(data)
         return Batches(data, self.model.model, max(section.sampling_size) if static else 1)
 
-    def _example(self, data: Iterable[Any] | None) -> dict[str, Any]:
+    def _example(self, data: Iterable[object] | None) -> dict[str, object]:
         """Example inputs, unless `common.Model` has them."""
         if data is None or {"example_inputs", "example_kwargs"} & self.model.options.keys():
             return {}
@@ -232,10 +234,10 @@ class Quantization:
             raise ConfigError("the calibration data has no batches.")
         return {"example_kwargs": first} if isinstance(first, dict) else {"example_inputs": first}
 
-    def _loader(self, section: Any, where: str) -> Loader:
+    def _loader(self, section: Dataloader, where: str) -> Loader:
         return Loader(section, where, self.conf.tuning.random_seed)
 
-    def _evaluation(self) -> tuple[Callable[[nn.Module], Any] | None, bool]:
+    def _evaluation(self) -> tuple[Callable[[nn.Module], object] | None, bool]:
         """The evaluation, of code or of the file, and whether higher is better."""
         criterion, section = self.conf.tuning.accuracy_criterion, self.conf.evaluation.accuracy
         if self.eval_func is not None:

@@ -11,18 +11,18 @@ from torch import nn
 
 from fxquant.api import MODEL_FILE, save
 from fxquant.errors import ConfigError
-from fxquant.files import replacing
+from fxquant.files import Json, replacing
 
 
 class QuantizedModel(nn.Module):
     """What `fit` gives: the converted `model`, which a call runs, and a `report` of plain values."""
 
-    def __init__(self, model: nn.Module, report: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module, report: Json) -> None:
         super().__init__()
         self.model = model
         self.report = report
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         return self.model(*args, **kwargs)
 
     def save(self, path: str | os.PathLike[str]) -> Path:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from fxquant.config.forms import closest
 from fxquant.config_file.notes import notes_of
@@ -22,7 +22,7 @@ MAX_NODES = 100_000  # aliases of aliases can stand for more than any memory hol
 Lines = dict[tuple[str, ...], int]
 
 
-def read_conf(source: str | Path | Mapping[str, Any] | Conf) -> tuple[Conf, tuple[str, ...]]:
+def read_conf(source: str | Path | Mapping[str, object] | Conf) -> tuple[Conf, tuple[str, ...]]:
     """The sections of a file (or of a dict of the same form), and notes about what has no meaning here."""
     if isinstance(source, Conf):
         return source, notes_of(source)
@@ -39,7 +39,7 @@ def read_conf(source: str | Path | Mapping[str, Any] | Conf) -> tuple[Conf, tupl
     return conf, notes_of(conf)
 
 
-def _load(path: Path) -> tuple[Any, Lines]:
+def _load(path: Path) -> tuple[dict[str, object], Lines]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -57,7 +57,7 @@ def _load(path: Path) -> tuple[Any, Lines]:
     return content, lines
 
 
-def _walk(name: str, node: Any, at: tuple[str, ...], lines: Lines, count: list[int]) -> None:
+def _walk(name: str, node: object, at: tuple[str, ...], lines: Lines, count: list[int]) -> None:
     """The line of each key. A key that is there twice would hide the first one, and is an error."""
     count[0] += 1
     if count[0] > MAX_NODES:
@@ -76,7 +76,7 @@ def _walk(name: str, node: Any, at: tuple[str, ...], lines: Lines, count: list[i
             _walk(name, child, (*at, word), lines, count)
 
 
-def _say(name: str, lines: Lines, error: Any) -> str:
+def _say(name: str, lines: Lines, error: ErrorDetails) -> str:
     """One line about one mistake: file, line, key, what is wrong, what is close."""
     at = tuple(str(part) for part in error["loc"])
     text = str(error["msg"]).removeprefix("Value error, ")

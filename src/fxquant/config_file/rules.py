@@ -94,7 +94,7 @@ def _changed(qconfig: QConfig | None, wishes: Wishes) -> QConfig | None:
     return QConfig(activation=activation, weight=weight, bias=qconfig.bias)
 
 
-def _weight_choices(asked: Weight) -> dict[str, list[Any]]:
+def _weight_choices(asked: Weight) -> dict[str, list[object]]:
     found: dict[str, list[Any]] = {}
     if asked.granularity:
         found["granularity"] = list(asked.granularity)
@@ -105,7 +105,7 @@ def _weight_choices(asked: Weight) -> dict[str, list[Any]]:
     return found
 
 
-def _activation_choices(asked: Activation) -> dict[str, list[Any]]:
+def _activation_choices(asked: Activation) -> dict[str, list[object]]:
     found: dict[str, list[Any]] = {}
     integers = [dtype for dtype in asked.dtype or () if dtype in ("int8", "uint8")]
     if integers:
@@ -118,7 +118,7 @@ def _activation_choices(asked: Activation) -> dict[str, list[Any]]:
     return found
 
 
-def _unique(values: Iterable[Any]) -> list[Any]:
+def _unique(values: Iterable[object]) -> list[object]:
     return list(dict.fromkeys(values))
 
 
@@ -143,7 +143,7 @@ def recipes_of(conf: Conf, rules: QConfigMapping, objective: str) -> tuple[Plan,
     return tuple(dict.fromkeys(plans))
 
 
-def _op_type(name: str) -> Any:
+def _op_type(name: str) -> object:
     """A class of torch.nn, a function of torch, or a kind of the op table, by any spelling of its name."""
     found = getattr(nn, name, None) or getattr(nn.functional, name, None) or getattr(torch, name, None)
     if found is not None:

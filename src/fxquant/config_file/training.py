@@ -17,7 +17,7 @@ from fxquant.errors import ConfigError
 Loss = Callable[[Tensor, Any, Callable[[], Tensor]], Tensor]
 
 
-def train(section: Train, prepared: nn.Module, float_model: nn.Module, data: Iterable[Any]) -> None:
+def train(section: Train, prepared: nn.Module, float_model: nn.Module, data: Iterable[object]) -> None:
     """Train a prepared model, in place; the float model is the teacher, where there is one."""
     optimizer, loss = _optimizer(section, prepared), _loss(section)
     last = section.end_epoch if section.end_epoch is not None else section.start_epoch + section.epoch
@@ -29,7 +29,7 @@ def train(section: Train, prepared: nn.Module, float_model: nn.Module, data: Ite
             optimizer.zero_grad(set_to_none=True)
             output = prepared(*args, **kwargs)
 
-            def teacher(args: Any = args, kwargs: Any = kwargs) -> Tensor:
+            def teacher(args: tuple[object, ...] = args, kwargs: dict[str, object] = kwargs) -> Tensor:
                 with torch.no_grad():
                     found = float_model(*args, **kwargs)
                 assert isinstance(found, Tensor)
@@ -80,7 +80,7 @@ def _distill(settings: Distillation) -> Loss:
     own, others = settings.loss_weights
     kind, heat = settings.loss_types[1], settings.temperature
 
-    def loss(output: Tensor, labels: Any, teacher: Callable[[], Tensor]) -> Tensor:
+    def loss(output: Tensor, labels: Tensor, teacher: Callable[[], Tensor]) -> Tensor:
         wanted = teacher()
         if kind == "MSE":
             apart = F.mse_loss(output, wanted)

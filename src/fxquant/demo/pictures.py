@@ -5,10 +5,11 @@ Calibration sees crops of the left halves of the photographs; what is measured a
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,6 +17,7 @@ from fxquant.errors import ConfigError
 
 SIZE = 224
 Half = Literal["left", "right"]
+Picture: TypeAlias = NDArray[np.uint8]  # height, width, colours
 
 
 def classifier() -> nn.Module:
@@ -37,7 +39,7 @@ def crops(half: Half, count: int, seed: int) -> Tensor:
     return torch.cat([as_input(_crop(halves[i % len(halves)], random)) for i in range(count)])
 
 
-def photographs() -> dict[str, Any]:
+def photographs() -> dict[str, Picture]:
     """The colour photographs inside scikit-image, by name."""
     try:
         from skimage import data
@@ -54,12 +56,12 @@ def _missing(error: ModuleNotFoundError) -> ConfigError:
     )
 
 
-def _cut(image: Any, half: Half) -> Any:
+def _cut(image: Picture, half: Half) -> Picture:
     middle = image.shape[1] // 2
     return image[:, :middle] if half == "left" else image[:, middle:]
 
 
-def _crop(image: Any, random: np.random.Generator) -> Any:
+def _crop(image: Picture, random: np.random.Generator) -> Picture:
     height, width = image.shape[:2]
     side = int(random.uniform(0.6, 1.0) * min(height, width))
     top, left = random.integers(height - side + 1), random.integers(width - side + 1)
@@ -67,7 +69,7 @@ def _crop(image: Any, random: np.random.Generator) -> Any:
     return crop[:, ::-1] if random.random() < 0.5 else crop
 
 
-def as_input(image: Any) -> Tensor:
+def as_input(image: Picture) -> Tensor:
     """One picture of any size, scaled and normalized."""
     pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1).unsqueeze(0).float()
     pixels = F.interpolate(pixels, size=(SIZE, SIZE), mode="bicubic", antialias=True).clamp_(0, 255)

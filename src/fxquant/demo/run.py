@@ -19,6 +19,7 @@ import fxquant as fq
 from fxquant.demo import digits as digits_net
 from fxquant.demo import pictures
 from fxquant.errors import ConfigError
+from fxquant.files import Json
 
 MEASURED = 41  # pictures, of which the report looks at the first REPORTED
 REPORTED = 17
@@ -36,9 +37,7 @@ class Case:
     evaluate: Callable[[nn.Module], float] | None
 
 
-def run(
-    *, output: Path, digits: bool = False, seed: int = 0, quiet: bool = False, show: bool = False
-) -> dict[str, Any]:
+def run(*, output: Path, digits: bool = False, seed: int = 0, quiet: bool = False, show: bool = False) -> Json:
     """Quantize a model, write `model.fq` and `report.html` into a directory, print and return the numbers."""
     console = Console(quiet=quiet)
     start = time.perf_counter()
@@ -83,7 +82,7 @@ def run(
     }
 
 
-def _first(batches: list[Any]) -> list[Any]:
+def _first(batches: list[Tensor]) -> list[Tensor]:
     """The batches that have the first REPORTED samples."""
     count, found = 0, []
     for batch in batches:
@@ -138,7 +137,7 @@ def _weights(model: nn.Module) -> str:
     return f"{sum(parameter.numel() for parameter in model.parameters()):,}"
 
 
-def _table(case: Case, data: dict[str, Any]) -> Table:
+def _table(case: Case, data: Json) -> Table:
     first = case.held_out[0]
     batch = len(first) if isinstance(first, Tensor) else 1
     table = Table(title=f"a batch of {batch}, {data['speed']['threads']} thread(s); medians, engines in turn")
@@ -151,7 +150,7 @@ def _table(case: Case, data: dict[str, Any]) -> Table:
     return table
 
 
-def _words(data: dict[str, Any], same: dict[str, int]) -> list[str]:
+def _words(data: Json, same: dict[str, int]) -> list[str]:
     lines = []
     if data["score"] is not None:
         lines.append(f"Accuracy: {data['score']['int8']:.2%} in int8, {data['score']['float']:.2%} in float.")

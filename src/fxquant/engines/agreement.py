@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from fxquant.graph.paths import join_path
 from fxquant.numerics.affine import sqnr_db
 from fxquant.numerics.grid import Grid
 
+T = TypeVar("T")
+
 log = logging.getLogger("fxquant")
 
 _NUDGE = 1 + 2**-10
@@ -27,7 +29,9 @@ _SLACK_DB, _ENOUGH_DB = 6.0, 20.0
 _QUANTIZED = (torch.uint8, torch.int8)  # results on a grid; other integers are indices
 
 
-def check_agreement(runtime: Callable[..., Any], graph: nn.Module, example: Mapping[str, Any], engine: str) -> None:
+def check_agreement(
+    runtime: Callable[..., object], graph: nn.Module, example: Mapping[str, object], engine: str
+) -> None:
     """Raise if a runtime's results on an example are not those of the graph that it was made from."""
     with torch.no_grad():
         try:
@@ -55,7 +59,7 @@ def compare(expected: object, found: object, nudged: Callable[[], object], engin
         )
 
 
-def _run_nudged(graph: nn.Module, example: dict[str, Any]) -> object:
+def _run_nudged(graph: nn.Module, example: dict[str, object]) -> object:
     if any(isinstance(x, Tensor) and x.is_floating_point() for x in pytree.tree_leaves(example)):
         return graph(**nudge(example))
     grids = {id(module) for module in graph.modules() if isinstance(module, Grid)}  # steps stay where they are
@@ -68,9 +72,10 @@ def _run_nudged(graph: nn.Module, example: dict[str, Any]) -> object:
     return torch.func.functional_call(graph, tensors, (), example)
 
 
-def nudge(values: object) -> Any:
+def nudge(values: T) -> T:
     """Inputs changed by less than a step, wherever they are floats."""
-    return pytree.tree_map_only(Tensor, _nudge, values)
+    made: T = pytree.tree_map_only(Tensor, _nudge, values)
+    return made
 
 
 def _nudge(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ _UNKNOWN = object()
 _DRAWN = (torch.bool, torch.uint8, torch.int8)
 
 
-def example_of(model: nn.Module) -> dict[str, Any]:
+def example_of(model: nn.Module) -> dict[str, object]:
     """Arguments like the example inputs that a model was captured with, by the names of forward's parameters.
 
     Floats are drawn from the range that the input was quantized for, if it was. Quantized integers and booleans are
@@ -57,7 +57,7 @@ def _argument(placeholder: fx.Node, random: torch.Generator, model: Region) -> o
     return drawn
 
 
-def _drawn(info: object, limits: tuple[float, float], random: torch.Generator) -> Any:
+def _drawn(info: object, limits: tuple[float, float], random: torch.Generator) -> object:
     if isinstance(info, tuple):
         return tuple(_drawn(item, limits, random) for item in info)
     if not isinstance(info, TensorInfo):

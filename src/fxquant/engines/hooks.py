@@ -8,7 +8,6 @@ convolutions and linears too, which are the modules that hold their integers.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from torch import fx, nn
 
@@ -66,7 +65,7 @@ class Plain(Runner):
     def __init__(self) -> None:
         self.hooks = Hooks(told=True)
 
-    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         self.hooks.listen(region)
         return region.run_graph(args, kwargs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ def unknown_code(region: Region) -> str:
     return ""
 
 
-def _is_known(function: Any) -> bool:
+def _is_known(function: Callable[..., object]) -> bool:
     if isinstance(function, torch._ops.OpOverload):
         return True  # one op, whoever wrote it
     if isinstance(function, type) and function in pytree.SUPPORTED_NODES:

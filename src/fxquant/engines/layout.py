@@ -32,7 +32,9 @@ def of(known: Tensor | Layout) -> Layout:
 
 
 @torch_compat.on_plain_sizes
-def after_conv(known: Tensor | Layout, x: Tensor, weight: Tensor, result: Tensor, geometry: Any = None) -> Layout:
+def after_conv(
+    known: Tensor | Layout, x: Tensor, weight: Tensor, result: Tensor, geometry: torch_compat.Geometry | None = None
+) -> Layout:
     """Of a convolution: channels last if the input or the weight is. torch makes lines contiguous first.
 
     `geometry` is needed for volumes: stride, padding, dilation, groups. Transposed ones need none.

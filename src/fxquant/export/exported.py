@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fxquant.errors import ConfigError
 from fxquant.export.onnx.failure import failure, quiet
-from fxquant.export.open_sizes import DynamicShapes, open_sizes
+from fxquant.export.open_sizes import Call, DynamicShapes, open_sizes
 
 
-def call_of(inputs: Any, kwargs: Mapping[str, Any] | None, caller: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_of(inputs: object, kwargs: Mapping[str, object] | None, caller: str) -> Call:
     """(args, kwargs) of example inputs: a tuple, a tensor, or a dict of keyword arguments."""
     if isinstance(inputs, Tensor):
         inputs = (inputs,)
     if isinstance(inputs, Mapping) and kwargs is None:
-        inputs, kwargs = (), inputs
+        inputs, kwargs = (), dict(inputs)
     if not isinstance(inputs, (tuple, list)) or not (inputs or kwargs):
         raise ConfigError(
             f"{caller} needs example inputs: a tuple of positional arguments, a tensor, or a dict of keyword arguments."
@@ -28,7 +27,7 @@ def call_of(inputs: Any, kwargs: Mapping[str, Any] | None, caller: str) -> tuple
 
 def export_program(
     tree: nn.Module,
-    example: Any,
+    example: Call,
     caller: str,
     *,
     dynamic_batch: bool = False,

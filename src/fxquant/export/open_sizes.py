@@ -6,7 +6,7 @@ dynamic_shapes={"image": {2: "height", 3: "width"}}        names by argument and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fxquant.errors import ConfigError
 from fxquant.export.onnx.signature import parameters_of
 
+Shapes: TypeAlias = dict[str, Any]  # what torch.export takes as dynamic_shapes, by argument
 DynamicShapes = Mapping[str, Mapping[int, Any] | None]
+Call: TypeAlias = tuple[tuple[object, ...], dict[str, object]]  # args and kwargs
 
 
 def open_sizes(
-    tree: nn.Module, example: Any, caller: str, *, dynamic_batch: bool, dynamic_shapes: DynamicShapes | None
-) -> tuple[Any, dict[str, Any] | None]:
+    tree: nn.Module, example: Call, caller: str, *, dynamic_batch: bool, dynamic_shapes: DynamicShapes | None
+) -> tuple[Call, Shapes | None]:
     """The example as torch.export can open its sizes, and its `dynamic_shapes`; None if all are fixed."""
-    shapes: dict[str, Any] | None = None
+    shapes: Shapes | None = None
     if dynamic_batch:
         first = next((leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.dim()), None)
         if first is None:
@@ -33,9 +35,7 @@ def open_sizes(
     return example, shapes
 
 
-def _named(
-    tree: nn.Module, example: Any, caller: str, shapes: dict[str, Any] | None, wanted: DynamicShapes
-) -> dict[str, Any]:
+def _named(tree: nn.Module, example: Call, caller: str, shapes: Shapes | None, wanted: DynamicShapes) -> Shapes:
     bound = parameters_of(tree).bind(*example[0], **example[1]).arguments
     found = dict.fromkeys(bound) if shapes is None else dict(shapes)
     dims: dict[str, Any] = {}
@@ -59,7 +59,7 @@ def _named(
     return found
 
 
-def open_batch(tree: nn.Module, example: object, batch: int) -> tuple[Any, dict[str, Any]]:
+def open_batch(tree: nn.Module, example: Call, batch: int) -> tuple[Call, Shapes]:
     """The example with a batch above 1, which torch.export would fix, and the open dimension of each tensor."""
     dim = torch.export.Dim("batch")
 

@@ -7,7 +7,7 @@ import inspect
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.table import Observer
 from fxquant.numerics.observers.watcher import Watcher
 from fxquant.progress import following
+
+T = TypeVar("T")
 
 
 def calibrate(
@@ -116,7 +118,7 @@ def check_data(data: object) -> None:
         )
 
 
-def peek(data: Iterable[object]) -> tuple[Any, Iterable[Any]]:
+def peek(data: Iterable[T]) -> tuple[T, Iterable[T]]:
     """The first batch, and data that still has it: a one-shot iterator is put together again."""
     check_data(data)
     iterator = iter(data)
@@ -129,7 +131,7 @@ def peek(data: Iterable[object]) -> tuple[Any, Iterable[Any]]:
     return first, data
 
 
-def as_example(batch: object, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dict[str, object] | None]:
     """Example inputs from a batch: a tuple gives as many arguments as forward has without a default (labels go)."""
     parameters = inspect.signature(model.forward).parameters
     if isinstance(batch, Mapping):

@@ -10,7 +10,7 @@ import copy
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,7 +98,7 @@ def train_qat(
     return TrainResult(model=prepared.eval(), best=max(run.history), history=tuple(run.history))
 
 
-def parameter_groups(model: nn.Module, lr: float, range_lr: float, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, lr: float, range_lr: float, weight_decay: float) -> list[dict[str, object]]:
     """Groups for an optimizer: weights; vectors, which do not decay; and learned ranges.
 
     Example:
@@ -135,7 +135,7 @@ class Resumable(Protocol):
 
     def state_dict(self) -> Mapping[str, Any]: ...
 
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
+    def load_state_dict(self, state_dict: Any, /) -> object: ...
 
 
 class _Run:
@@ -158,7 +158,7 @@ class _Run:
         }
         self.path = path
         self.history: list[float] = []
-        self.best_state: dict[str, Any] = {}
+        self.best_state: Mapping[str, Any] = {}
 
     def resume(self) -> None:
         if self.path is None or not self.path.exists():
@@ -175,7 +175,7 @@ class _Run:
         self.history, self.best_state = saved["history"], saved["best_state"]
         torch.set_rng_state(saved["rng"])
 
-    def train_epoch(self, batches: Iterable[Any], loss: Loss) -> Iterator[float]:
+    def train_epoch(self, batches: Iterable[Sequence[Any]], loss: Loss) -> Iterator[float]:
         """Take a step with each batch, and give its loss."""
         self.model.train()
         for batch in batches:

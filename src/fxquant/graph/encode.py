@@ -54,7 +54,7 @@ def decode_graph(encoded: EncodedGraph) -> fx.Graph:
     return graph
 
 
-def _restore(value: object, nodes: dict[str, fx.Node]) -> Any:
+def _restore(value: Any, nodes: dict[str, fx.Node]) -> Any:
     if isinstance(value, Ref):
         return nodes[value.name]
     if isinstance(value, slice):
@@ -69,7 +69,7 @@ def _restore(value: object, nodes: dict[str, fx.Node]) -> Any:
     return value
 
 
-def _encode_target(node: fx.Node) -> Any:
+def _encode_target(node: fx.Node) -> object:
     if node.op != "call_function":
         return node.target
     name = _get_qualified_name(cast(Any, node.target)).replace("_operator.", "operator.")

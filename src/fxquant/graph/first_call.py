@@ -24,7 +24,7 @@ Prepare = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], nn.Module]
 class Waiting(nn.Module):
     """Comes before the user's class among the bases of a model that waits."""
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         begin(self, args, kwargs)
         return self(*args, **kwargs)
 

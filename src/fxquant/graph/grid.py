@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Argument
 
 from fxquant.graph import torch_compat
 
@@ -46,13 +47,13 @@ class QParams:
         return cls(scale=scale, zero_point=zero_point, axis=axis, rounding=str((*rest, "half_even")[0]), **ends)
 
     @property
-    def args(self) -> tuple[Any, ...]:
+    def args(self) -> tuple[Argument, ...]:
         """What a dequantize op is given after its tensor."""
         along = () if self.axis is None else (self.axis,)
         return (self.scale, self.zero_point, *along, self.quant_min, self.quant_max, self.dtype)
 
     @property
-    def quantize_args(self) -> tuple[Any, ...]:
+    def quantize_args(self) -> tuple[Argument, ...]:
         """What a quantize op is given after its tensor."""
         return self.args if self.rounding == "half_even" else (*self.args, self.rounding)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -103,7 +102,7 @@ def _check_converted(region: Region, node: fx.Node, fail: Callable[[fx.Node, str
         fail(node, "a quantizer is left in a converted graph")
 
 
-def _number(region: Region, value: object) -> Any:
+def _number(region: Region, value: object) -> object:
     """A plain number, or what a graph reads as one; an unknown scale is nan (numerics/grid.py)."""
     if not isinstance(value, fx.Node) or value.op != "get_attr":
         return value

@@ -13,7 +13,7 @@ import abc
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, fx, nn
@@ -64,7 +64,7 @@ class Runner(abc.ABC):
         """The engine that runs it."""
 
     @abc.abstractmethod
-    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Return what the region returns for a call."""
 
     @abc.abstractmethod

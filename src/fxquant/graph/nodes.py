@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
+from torch.fx.node import Argument, Target
 
 from fxquant.graph.paths import join_path
 from fxquant.graph.region import Region, kernel_path_of, origin_of
@@ -80,30 +81,31 @@ def tensor_info(node: fx.Node) -> TensorInfo | None:
 class PlainInterpreter(fx.Interpreter):
     """Runs a graph node by node, as the code of `forward` would."""
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
         """Lists and dicts as the code of `forward` has them, since the user's own functions may write to them."""
-        return super().call_function(target, _plain(args), {name: _plain(value) for name, value in kwargs.items()})
+        return super().call_function(target, plain(args), {name: plain(value) for name, value in kwargs.items()})
 
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return super().call_module(target, _plain(args), {name: _plain(value) for name, value in kwargs.items()})
+    def call_module(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
+        return super().call_module(target, plain(args), {name: plain(value) for name, value in kwargs.items()})
 
 
 class _Recorder(PlainInterpreter):
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         result = super().run_node(n)
         n.meta["tensor"] = _info(result)
         return result
 
 
-def _plain(value: object) -> Any:
+def plain(value: Any) -> Any:
+    """The arguments of a node with lists and dicts of Python in the place of those that fx fixes."""
     if isinstance(value, immutable_list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, immutable_dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return tuple(_plain(item) for item in value) if type(value) is tuple else value
+        return {key: plain(item) for key, item in value.items()}
+    return tuple(plain(item) for item in value) if type(value) is tuple else value
 
 
-def _info(value: object) -> Any:
+def _info(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return TensorInfo(dtype=value.dtype, shape=tuple(value.shape))
     if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
@@ -111,13 +113,13 @@ def _info(value: object) -> Any:
     return None
 
 
-def record_tensors(region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def record_tensors(region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Run the region once on example inputs, write `meta["tensor"]` of every node, and return the outputs."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         return interpret(_Recorder(region), args, kwargs)
 
 
-def interpret(interpreter: fx.Interpreter, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+def interpret(interpreter: fx.Interpreter, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     """Run a graph by an interpreter of it, called as its module is."""
     graph = interpreter.graph
     codegen = graph._codegen

@@ -12,6 +12,7 @@ import copy
 import functools
 import random
 import types
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -82,7 +83,7 @@ class _Copier:
             return value.detach().clone().requires_grad_(value.requires_grad)
         if cls in (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque):
             return self._copy_container(value)
-        if cls in (tuple, set, frozenset):
+        if isinstance(value, (tuple, set, frozenset)) and cls in (tuple, set, frozenset):
             return self._copy_items(value, cls)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             items = [self.copy(item) for item in value]
@@ -90,7 +91,7 @@ class _Copier:
         if isinstance(value, types.MethodType):
             owner = self.copy(value.__self__)
             return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
-        if cls is functools.partial:
+        if isinstance(value, functools.partial) and cls is functools.partial:
             args, named = self.copy(value.args), self.copy(value.keywords)
             return functools.partial(self.copy(value.func), *args, **named)
         if isinstance(value, torch.Generator):
@@ -101,7 +102,7 @@ class _Copier:
             return self._copy_object(value, cls)
         return self._share(value, cls)
 
-    def _copy_container(self, value: Any) -> Any:
+    def _copy_container(self, value: Any) -> object:
         made = copy.copy(value)
         self.alive.append(value)
         self.memo[id(value)] = made
@@ -114,11 +115,11 @@ class _Copier:
             made.extend(self.copy(item) for item in value)
         return made
 
-    def _copy_items(self, value: Any, cls: Any) -> Any:
+    def _copy_items(self, value: Iterable[object], cls: Callable[[list[object]], object]) -> object:
         items = [self.copy(item) for item in value]
         return value if cls is not set and _same(items, value) else cls(items)
 
-    def _copy_object(self, value: object, cls: type) -> Any:
+    def _copy_object(self, value: object, cls: type) -> object:
         table: dict[str, Any] = value.__dict__
         if not table:  # a sentinel, known by its identity
             return value
@@ -161,7 +162,7 @@ class _Copier:
         special = {name for base in cls.__mro__ if base is not object for name in vars(base)}
         return special.isdisjoint((*_HOOKS, "__new__", "__del__", "__slots__"))
 
-    def _share(self, value: object, cls: type) -> Any:
+    def _share(self, value: object, cls: type) -> object:
         """The object itself; or what its class makes of a copy, if it has a say in that."""
         python = (not is_foreign(cls.__module__) and cls.__flags__ & _HEAP) or cls is random.Random
         if python and not hasattr(cls, "__del__"):
@@ -176,5 +177,5 @@ class _Copier:
         return value
 
 
-def _same(items: Any, value: Any) -> bool:
+def _same(items: Iterable[object], value: Iterable[object]) -> bool:
     return all(a is b for a, b in zip(items, value, strict=True))

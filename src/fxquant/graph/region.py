@@ -18,7 +18,7 @@ import copy
 import enum
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +160,7 @@ class Region(fx.GraphModule):
             return lowering.runner(self, args, kwargs)
         return self.run_graph(args, kwargs)
 
-    def _first_call(self, lowering: Lowering, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def _first_call(self, lowering: Lowering, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A call while nothing shows yet that what the file says can run. An error is the file's, or the inputs'."""
         source, lowering.source = lowering.source, ""
         try:
@@ -176,7 +176,7 @@ class Region(fx.GraphModule):
                 "the ones that it was quantized with, the file is not one that fxquant.save wrote."
             ) from error
 
-    def run_graph(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def run_graph(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the graph node by node, hooks included."""
         try:
             return super().__call__(*args, **kwargs)
@@ -218,7 +218,7 @@ class Region(fx.GraphModule):
             log.warning("module %r runs in float when called like this: %s", self._region.origin.path, error)
         return result
 
-    def _apply(self, fn: Any, recurse: bool = True) -> object:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> object:
         lowering = self._region.lowering
         if lowering is not None:
             own = own_dtype(self.graph)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -43,16 +43,18 @@ def _known_as(base: str, cls: _Class) -> _Class:
     return cls
 
 
+Number = float | Tensor
+Geometry = tuple[Sequence[int], Sequence[int], Sequence[int], int]  # stride, padding, dilation, groups
 _QPARAMS = "int quant_min, int quant_max, ScalarType dtype"
 _libraries: list[torch.library.Library] = []  # registrations live as long as their Library object
 
 
-def _quantize(x: Tensor, scale: Any, zero_point: Any, low: int, high: int, dtype: torch.dtype) -> Tensor:
+def _quantize(x: Tensor, scale: Number, zero_point: Number, low: int, high: int, dtype: torch.dtype) -> Tensor:
     inverse = 1.0 / scale
     return torch.clamp(torch.round(x.float() * inverse) + zero_point, low, high).to(dtype)
 
 
-def _dequantize(q: Tensor, scale: Any, zero_point: Any, out_dtype: torch.dtype | None) -> Tensor:
+def _dequantize(q: Tensor, scale: Number, zero_point: Number, out_dtype: torch.dtype | None) -> Tensor:
     steps: Tensor = q.to(torch.float32) - zero_point
     values: Tensor = steps * scale
     return values.to(out_dtype or torch.float32)
@@ -269,9 +271,12 @@ def has_scan() -> bool:
     return _scan is not None
 
 
-def scan(combine: Callable[..., object], state: tuple[Tensor, ...], steps: Tensor, *, reverse: bool) -> Any:
+def scan(
+    combine: Callable[..., object], state: tuple[Tensor, ...], steps: Tensor, *, reverse: bool
+) -> tuple[tuple[Tensor, ...], Tensor]:
     """(final state, outputs) of `combine(state, step) -> (state, output)`, as one op."""
-    return _scan(combine, state, steps, reverse=reverse)
+    found: tuple[tuple[Tensor, ...], Tensor] = _scan(combine, state, steps, reverse=reverse)
+    return found
 
 
 def is_traced() -> bool:
@@ -309,7 +314,7 @@ def dynamo_traces() -> bool:
     return context is not None and context.current_compile_id() is not None
 
 
-def keeps_volumes_last(x: torch.Size, weight: torch.Size, geometry: tuple[Any, ...]) -> bool:
+def keeps_volumes_last(x: torch.Size, weight: torch.Size, geometry: Geometry) -> bool:
     """Whether the float convolution that torch has for volumes of these sizes knows channels last; not all do."""
     select = getattr(torch._C, "_select_conv_backend", None)
     if select is None:
@@ -321,7 +326,7 @@ def keeps_volumes_last(x: torch.Size, weight: torch.Size, geometry: tuple[Any, .
     return str(backend).rpartition(".")[2].startswith("Mkldnn")
 
 
-def unseen() -> Any:
+def unseen() -> contextlib.AbstractContextManager[object]:
     """A context in which no dispatch mode sees the ops that run."""
     return torch._C._DisableTorchDispatch()
 

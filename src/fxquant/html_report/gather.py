@@ -29,13 +29,13 @@ from fxquant.insight.sides import Sides
 from fxquant.insight.twin import Place
 from fxquant.tables.benchmark import Benchmark, benchmark
 from fxquant.tables.explain import explain
-from fxquant.tables.profile import Profile, profile
+from fxquant.tables.profile import Profile, Row, profile
 from fxquant.tuning.judge import read_score
 
 Plain = dict[str, Any]
 
 
-def gather_graphs(sides: Sides, found: Comparison, data: Sequence[Any]) -> Plain:
+def gather_graphs(sides: Sides, found: Comparison, data: Sequence[object]) -> Plain:
     """Both graphs; for each box its decisions, its numbers, how its values are distributed and its line of code."""
     left, right = draw_float(sides), draw_int8(sides)
     places = {(path, node.name): pair.place for path, pairs in sides.pairs.items() for node, pair in pairs.items()}
@@ -123,7 +123,7 @@ def gather_weights(found: Comparison) -> list[Plain]:
     return made
 
 
-def gather_fixes(sides: Sides, tried: Tried, evaluate: Callable[[nn.Module], Any] | None, most: int) -> list[Plain]:
+def gather_fixes(sides: Sides, tried: Tried, evaluate: Callable[[nn.Module], object] | None, most: int) -> list[Plain]:
     """What is worth doing; with an evaluation, the score that the best of it gives."""
     return [
         {"title": fix.title, "code": fix.code, "sqnr": fix.sqnr, "gain": fix.gain}
@@ -133,13 +133,13 @@ def gather_fixes(sides: Sides, tried: Tried, evaluate: Callable[[nn.Module], Any
 
 
 @torch.no_grad()
-def _score_with(sides: Sides, fix: Fix, evaluate: Callable[[nn.Module], Any]) -> float:
+def _score_with(sides: Sides, fix: Fix, evaluate: Callable[[nn.Module], object]) -> float:
     with changed(sides, fix.change) as model:
         return float(read_score(evaluate(model)).value)
 
 
 @torch.no_grad()
-def gather_score(float_model: nn.Module, quantized: nn.Module, evaluate: Callable[[nn.Module], Any]) -> Plain:
+def gather_score(float_model: nn.Module, quantized: nn.Module, evaluate: Callable[[nn.Module], object]) -> Plain:
     """What the user's own metric says of both."""
     with evaluating(float_model):
         before = read_score(evaluate(float_model)).value
@@ -147,7 +147,7 @@ def gather_score(float_model: nn.Module, quantized: nn.Module, evaluate: Callabl
 
 
 @torch.no_grad()
-def agreement(sides: Sides, quantized: nn.Module, data: Sequence[Any]) -> Plain | None:
+def agreement(sides: Sides, quantized: nn.Module, data: Sequence[object]) -> Plain | None:
     """How often the largest of some outputs is the same, where a model returns a row of them for each sample."""
     same = every = 0
     for batch in data:
@@ -163,7 +163,7 @@ def _is_logits(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2 and value.shape[1] > 1
 
 
-def gather_speed(float_model: nn.Module, quantized: nn.Module, batch: Any, seconds: float) -> Plain:
+def gather_speed(float_model: nn.Module, quantized: nn.Module, batch: object, seconds: float) -> Plain:
     """Times on every engine here, and of each native kernel; what could not be timed says why."""
     args, kwargs = as_example(batch, float_model)
     num_inputs = tree_of(quantized).num_inputs
@@ -192,7 +192,7 @@ def _times(times: Benchmark) -> list[Plain]:
     ]
 
 
-def _profile(quantized: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Profile:
+def _profile(quantized: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Profile:
     if not any(engine.name == "native" for engine in available_engines()):
         raise FxQuantError("The time of each kernel is known of the native engine: pip install 'fxquant[native]'.")
     model = copy_model(quantized)
@@ -203,7 +203,7 @@ def _profile(quantized: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     return profile(model, *args, example_kwargs=kwargs, rounds=20, show=False)
 
 
-def _kernel(row: Any) -> Plain:
+def _kernel(row: Row) -> Plain:
     return {"kernel": row.kernel, "count": row.count, "ms": row.milliseconds, "share": row.share, "peak": row.of_peak}
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import html
 import json
 from importlib.resources import files
-from typing import Any
+
+from fxquant.files import Json
 
 _LIBRARIES = ("cytoscape.min.js", "plotly-basic.min.js")
 _SCRIPTS = ("look.js", "charts.js", "graph.js", "page.js")
 
 
-def render(data: dict[str, Any]) -> str:
+def render(data: Json) -> str:
     """The page. Nothing in it is fetched from elsewhere."""
     assets = files("fxquant.html_report") / "assets"
 
@@ -34,7 +35,7 @@ def render(data: dict[str, Any]) -> str:
     return page
 
 
-def _as_json(data: dict[str, Any]) -> str:
+def _as_json(data: Json) -> str:
     """JSON that a script element can hold: a name such as </script> does not end it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

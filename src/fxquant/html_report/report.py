@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from fxquant.errors import CalibrationError, ConfigError, FxQuantError
-from fxquant.files import replacing
+from fxquant.files import Json, replacing
 from fxquant.flows.calibrate import check_data
 from fxquant.graph.region import Stage, regions, stage_of, user_class
 from fxquant.html_report.gather import (
@@ -32,7 +31,7 @@ from fxquant.html_report.gather import (
 )
 from fxquant.html_report.page import render
 from fxquant.insight.compare import compare_sides
-from fxquant.insight.fixes import try_fixes
+from fxquant.insight.fixes import Tried, try_fixes
 from fxquant.insight.sides import Sides, set_side_by_side
 from fxquant.progress import steps
 from fxquant.quantize_fx import convert_fx
@@ -46,9 +45,9 @@ class Report:
     """A written report: where it is, and all numbers that are in it."""
 
     path: Path
-    data: dict[str, Any]
+    data: Json
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """All that the page shows, plain."""
         return self.data
 
@@ -67,15 +66,15 @@ class Report:
 def report(
     float_model: nn.Module,
     quantized: nn.Module,
-    data: Iterable[Any],
+    data: Iterable[object],
     path: str | os.PathLike[str] = "report.html",
     *,
-    evaluate: Callable[[nn.Module], Any] | None = None,
+    evaluate: Callable[[nn.Module], object] | None = None,
     num_batches: int = 8,
     most: int = 16,
     seconds: float = 1.0,
     title: str | None = None,
-    concrete_args: Mapping[str, Any] | None = None,
+    concrete_args: Mapping[str, object] | None = None,
     progress: bool = False,
 ) -> Report:
     """Measure both models on `data` and write one HTML file that shows what happened; it opens without a network.
@@ -125,11 +124,11 @@ def _measure(
     evaluate: Callable[[nn.Module], object] | None,
     most: int,
     seconds: float,
-) -> dict[str, Any]:
+) -> Json:
     """Gather every part of the page that is measured."""
     found = compare_sides(sides, batches)
     step("graphs")
-    made: dict[str, Any] = {"graphs": gather_graphs(sides, found, batches), "weights": gather_weights(found)}
+    made: Json = {"graphs": gather_graphs(sides, found, batches), "weights": gather_weights(found)}
     made["compare"] = {"text": found.summary().splitlines(), "sqnr": found.output_sqnr, "batches": found.batches}
     made["compare"]["dead"] = [list(each) for each in found.dead]
     step("what would help")
@@ -151,7 +150,7 @@ def _converted(quantized: nn.Module) -> nn.Module:
     return convert_fx(quantized) if Stage.PREPARED in stages else quantized
 
 
-def _tried(tried: Any) -> Any:
+def _tried(tried: Tried | None) -> Json | None:
     if tried is None:
         return None
     kernels = [
@@ -173,7 +172,7 @@ def _made_with() -> dict[str, str]:
     return found
 
 
-def _headlines(made: dict[str, Any]) -> list[str]:
+def _headlines(made: Json) -> list[str]:
     """What a reader wants first, as sentences."""
     lines = []
     if (score := made["score"]) is not None:

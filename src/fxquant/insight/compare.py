@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -27,10 +26,10 @@ from fxquant.numerics.grid import Grid, why_off
 def compare(
     float_model: nn.Module,
     quantized: nn.Module,
-    data: Iterable[Any],
+    data: Iterable[object],
     *,
     num_batches: int | None = None,
-    concrete_args: Mapping[str, Any] | None = None,
+    concrete_args: Mapping[str, object] | None = None,
 ) -> Comparison:
     """Run both models on `data`, batches as for `calibrate`, and say tensor by tensor how far they are apart.
 
@@ -52,7 +51,7 @@ def compare(
     return compare_sides(sides, itertools.islice(data, num_batches))
 
 
-def compare_sides(sides: Sides, data: Iterable[Any]) -> Comparison:
+def compare_sides(sides: Sides, data: Iterable[object]) -> Comparison:
     """`compare` of models that are side by side already, on all of the data."""
     record, outputs = Record(sides.pairs), Errors()
     count = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
@@ -52,7 +51,7 @@ class Tried:
     fixes: tuple[Fix, ...]
 
 
-def try_fixes(sides: Sides, found: Comparison, data: Sequence[Any], *, most: int) -> Tried:
+def try_fixes(sides: Sides, found: Comparison, data: Sequence[object], *, most: int) -> Tried:
     """Try up to `most` kernels alone in float, the most promising first, then the best together and wider ranges."""
     nodes = kernels(sides)
     wanted = float_outputs(sides, data)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,7 +18,7 @@ BINS = 64
 
 
 def histograms(
-    twin: nn.Module, data: Iterable[Any], ranges: Mapping[Place, tuple[float, float]]
+    twin: nn.Module, data: Iterable[object], ranges: Mapping[Place, tuple[float, float]]
 ) -> dict[Place, list[int]]:
     """Counts of the values of each tensor, in BINS equal bins over its range."""
     counts = {place: torch.zeros(BINS) for place, (low, high) in ranges.items() if low < high}
@@ -42,7 +41,9 @@ def _counting(
             run_own_graph(region)
 
 
-def _forward(path: str, counts: dict[Place, Tensor], ranges: Mapping[Place, tuple[float, float]]) -> Any:
+def _forward(
+    path: str, counts: dict[Place, Tensor], ranges: Mapping[Place, tuple[float, float]]
+) -> Callable[..., object]:
     def forward(region: Region, *args: object, **kwargs: object) -> object:
         return interpret(_Counting(region, path, counts, ranges), args, kwargs)
 
@@ -50,11 +51,13 @@ def _forward(path: str, counts: dict[Place, Tensor], ranges: Mapping[Place, tupl
 
 
 class _Counting(PlainInterpreter):
-    def __init__(self, region: Region, path: str, counts: Any, ranges: Any) -> None:
+    def __init__(
+        self, region: Region, path: str, counts: dict[Place, Tensor], ranges: Mapping[Place, tuple[float, float]]
+    ) -> None:
         super().__init__(region)
         self.path, self.counts, self.ranges = path, counts, ranges
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         value = super().run_node(n)
         place = (self.path, n.name)
         if place in self.counts and isinstance(value, Tensor) and value.is_floating_point():

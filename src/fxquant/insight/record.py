@@ -7,7 +7,7 @@ have if all before it were exact. A tensor counts as its readers get it: after r
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +59,7 @@ def recording(twin: nn.Module, quantized: nn.Module, record: Record) -> Iterator
                 run_own_graph(region)
 
 
-def _runs(side: Any, path: str, record: Record) -> Any:
+def _runs(side: Callable[[Region, str, Record], fx.Interpreter], path: str, record: Record) -> Callable[..., object]:
     def forward(region: Region, *args: object, **kwargs: object) -> object:
         return interpret(side(region, path, record), args, kwargs)
 
@@ -71,7 +71,7 @@ class _Float(PlainInterpreter):
         super().__init__(region)
         self.path, self.record = path, record
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         value = super().run_node(n)
         place = (self.path, n.name)
         if place in self.record.wanted and isinstance(value, Tensor) and value.is_floating_point():
@@ -89,7 +89,7 @@ class _Quantized(PlainInterpreter):
         self.floats: dict[fx.Node, Tensor] = {}
         self.expected: dict[fx.Node, tuple[fx.Node, Tensor]] = {}  # by the node that has a tensor as it is read
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         value = super().run_node(n)
         if n.op == "output":
             return value
@@ -105,7 +105,7 @@ class _Quantized(PlainInterpreter):
             self.floats.pop(last, None)
         return value
 
-    def _run_alone(self, n: fx.Node, value: Any) -> Any:
+    def _run_alone(self, n: fx.Node, value: object) -> object:
         """The op on the float model's tensors; what may hold state, or graphs of its own, is not run twice."""
         if n.op == "placeholder":
             return self.floats.get(n, value)
@@ -123,7 +123,7 @@ class _Quantized(PlainInterpreter):
         ours = getattr(n.target, "namespace", "") in ("quantized_decomposed", "fxquant")
         return n.op != "get_attr" and (ours or OPS.of_node(n, self.region) is not None)
 
-    def _expect(self, n: fx.Node, value: Any) -> None:
+    def _expect(self, n: fx.Node, value: object) -> None:
         """Take the float model's tensor for this call."""
         waiting = self.record.floats.get(self.pairs[n].place)
         if not waiting:
@@ -133,7 +133,7 @@ class _Quantized(PlainInterpreter):
             self.floats[n] = wanted
             self.expected[self.read_as[n]] = n, wanted
 
-    def _compare(self, n: fx.Node, value: Any) -> None:
+    def _compare(self, n: fx.Node, value: object) -> None:
         node, wanted = self.expected.pop(n)
         self.floats[n] = wanted
         measured = self.record.measured[self.path, node.name]

@@ -7,7 +7,7 @@ one that is not. What other kernels read is rounded as before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,7 +103,7 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
             yield user
 
 
-def output_sqnr(sides: Sides, data: Iterable[Any], change: Change, wanted: Sequence[Any] | None = None) -> float:
+def output_sqnr(sides: Sides, data: Iterable[object], change: Change, wanted: Sequence[object] | None = None) -> float:
     """How close the outputs are to the float model's with a change, in dB; `wanted` are those, if they are known."""
     errors, data = Errors(), list(data)
     wanted = float_outputs(sides, data) if wanted is None else wanted
@@ -114,7 +114,7 @@ def output_sqnr(sides: Sides, data: Iterable[Any], change: Change, wanted: Seque
 
 
 @torch.no_grad()
-def float_outputs(sides: Sides, data: Iterable[Any]) -> list[Any]:
+def float_outputs(sides: Sides, data: Iterable[object]) -> list[object]:
     """What the float model returns for each batch."""
     return [run_batch(sides.twin, batch) for batch in data]
 
@@ -134,7 +134,9 @@ def changed(sides: Sides, change: Change) -> Iterator[nn.Module]:
             run_own_graph(region)
 
 
-def _forward(path: str, sides: Sides, floating: set[fx.Node], ranges: Mapping[str, tuple[float, float]]) -> Any:
+def _forward(
+    path: str, sides: Sides, floating: set[fx.Node], ranges: Mapping[str, tuple[float, float]]
+) -> Callable[..., object]:
     def forward(region: Region, *args: object, **kwargs: object) -> object:
         return interpret(_Changed(region, path, sides, floating, ranges), args, kwargs)
 
@@ -168,12 +170,12 @@ class _Changed(PlainInterpreter):
         by_int8 = decision is not None and decision.status == "int8" and made not in self.floating
         return by_int8 and any(reader not in self.floating and note_of(reader) for reader in _readers(n))
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         if n in self.kept and n.target in torch_compat.QUANTIZE_OPS:
             self.before[n] = self.env[n.args[0]]  # type: ignore[index]
         return super().run_node(n)
 
-    def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if n in self.floating:
             owner = self._owner(n)
             return fx.node.map_arg((n.args, n.kwargs), lambda source: self._as_float(source, owner))
@@ -222,5 +224,5 @@ class _Changed(PlainInterpreter):
         return (value, needed if isinstance(args[1], float) else torch.as_tensor(needed), zero_point, low, high, *rest)
 
 
-def _or_zero(found: Tensor | None, value: Any) -> Any:
+def _or_zero(found: Tensor | None, value: Tensor) -> Tensor:
     return found if found is not None else torch.zeros_like(value)

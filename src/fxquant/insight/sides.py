@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx, nn
 
@@ -34,7 +33,7 @@ class Sides:
 
 
 def set_side_by_side(
-    float_model: nn.Module, quantized: nn.Module, batch: object, concrete: Mapping[str, Any], caller: str
+    float_model: nn.Module, quantized: nn.Module, batch: object, concrete: Mapping[str, object], caller: str
 ) -> Sides:
     """Capture the float model on a batch, and take the QDQ form of the other. Both stay as they are."""
     plain = as_plain(float_model, caller, training=False)

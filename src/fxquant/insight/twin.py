@@ -10,7 +10,6 @@ import functools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import fx, nn
 
@@ -41,7 +40,7 @@ class Pair:
     folded: bool = False
 
 
-def capture_float(model: nn.Module, batch: object, tree: Tree, concrete: Mapping[str, Any]) -> nn.Module:
+def capture_float(model: nn.Module, batch: object, tree: Tree, concrete: Mapping[str, object]) -> nn.Module:
     """The float model, in eval mode, as regions. `tree` says how the quantized one is called."""
     args, kwargs = as_example(batch, model)
     if isinstance(batch, (tuple, list)) and tree.num_inputs:

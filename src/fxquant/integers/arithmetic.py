@@ -46,7 +46,7 @@ def keep_mantissa(values: Array) -> Array:
     return divide(values, np.int64(1) << excess, "half_even") << excess
 
 
-def sum_windows(values: Array, axes: Sequence[int], starts: Sequence[Any], ends: Sequence[Any]) -> Array:
+def sum_windows(values: Array, axes: Sequence[int], starts: Sequence[Array], ends: Sequence[Array]) -> Array:
     """Sums over [start, end) along each axis, one window for each index of the result."""
     for axis, first, last in zip(axes, starts, ends, strict=True):
         total = np.cumsum(values, axis=axis)

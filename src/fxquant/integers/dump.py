@@ -10,7 +10,6 @@ import json
 import os
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -18,8 +17,8 @@ from safetensors.numpy import load, save
 from torch import nn
 
 from fxquant.errors import ArchiveError, ConfigError
-from fxquant.files import replacing
-from fxquant.integers.program import Port, Program, Step
+from fxquant.files import Json, replacing
+from fxquant.integers.program import Array, Port, Program, Step
 from fxquant.integers.read import read_program
 from fxquant.integers.scales import position_of
 from fxquant.integers.steps import STEPS
@@ -61,7 +60,7 @@ def write_program(program: Program, folder: Path) -> Path:
     return folder
 
 
-def _plain(program: Program, file: str, digest: str) -> dict[str, Any]:
+def _plain(program: Program, file: str, digest: str) -> Json:
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -84,7 +83,7 @@ def _plain(program: Program, file: str, digest: str) -> dict[str, Any]:
     }
 
 
-def _plain_port(port: Port) -> dict[str, Any]:
+def _plain_port(port: Port) -> Json:
     positions = [position_of(scale) for scale in port.scale]
     return {
         "name": port.name,
@@ -121,7 +120,7 @@ def load_program(directory: str | os.PathLike[str]) -> Program:
         raise ArchiveError(f"{str(folder)!r} is not a dump of dump_integers, or is damaged: {error!r}.") from error
 
 
-def _program(found: dict[str, Any], constants: dict[str, Any]) -> Program:
+def _program(found: Json, constants: dict[str, Array]) -> Program:
     steps = tuple(Step(**{**step, "inputs": tuple(step["inputs"])}) for step in found["steps"])
     unknown = sorted({step.op for step in steps} - set(STEPS))
     if unknown:
@@ -135,6 +134,6 @@ def _program(found: dict[str, Any], constants: dict[str, Any]) -> Program:
     )
 
 
-def _port(found: dict[str, Any]) -> Port:
+def _port(found: Json) -> Port:
     rest = {name: value for name, value in found.items() if name != "position"}
     return Port(**{**rest, "scale": tuple(Fraction(scale) for scale in found["scale"])})

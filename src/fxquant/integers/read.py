@@ -76,7 +76,7 @@ def _read(exported: ExportedProgram, places: Mapping[str, str]) -> Program:
     )
 
 
-def _value(reader: Reader, node: fx.Node) -> Any:
+def _value(reader: Reader, node: fx.Node) -> object:
     at = _arguments(reader, node)
     given = [value for value in _leaves(at) if not isinstance(value, (int, float, str, bool, type(None)))]
     if node.target in torch_compat.DEQUANTIZE_OPS:
@@ -93,7 +93,7 @@ def _value(reader: Reader, node: fx.Node) -> Any:
     return None  # sizes, which the steps that need them know themselves
 
 
-def _op(reader: Reader, node: fx.Node, at: Mapping[str, Any]) -> Any:
+def _op(reader: Reader, node: fx.Node, at: Mapping[str, object]) -> object:
     assert isinstance(node.target, torch._ops.OpOverload)
     tensors = [value for value in at.values() if isinstance(value, (Whole, Curve, Input))]
     others = [value for value in at.values() if isinstance(value, (Tensor, Weight))]
@@ -113,10 +113,10 @@ def _op(reader: Reader, node: fx.Node, at: Mapping[str, Any]) -> Any:
     return read(reader, node, at)
 
 
-def _arguments(reader: Reader, node: fx.Node) -> dict[str, Any]:
+def _arguments(reader: Reader, node: fx.Node) -> dict[str, object]:
     """What a node is given, by name, defaults included."""
 
-    def look(value: Any) -> Any:
+    def look(value: object) -> object:
         if isinstance(value, fx.Node):
             return reader.found.get(value)
         return [look(each) for each in value] if isinstance(value, (list, tuple)) else value
@@ -130,7 +130,7 @@ def _arguments(reader: Reader, node: fx.Node) -> dict[str, Any]:
     return named
 
 
-def _leaves(at: Mapping[str, Any]) -> list[Any]:
+def _leaves(at: Mapping[str, object]) -> list[object]:
     flat: list[Any] = []
     for value in at.values():
         flat.extend(value if isinstance(value, list) else [value])
@@ -140,8 +140,8 @@ def _leaves(at: Mapping[str, Any]) -> list[Any]:
 def _constant(reader: Reader, node: fx.Node) -> Any:
     """What follows from constants alone; sizes do, too, but are not known here."""
 
-    def look(value: Any) -> Any:
-        return reader.found[value] if isinstance(value, fx.Node) else value
+    def look(value: fx.Node) -> Any:
+        return reader.found[value]
 
     reads = node.all_input_nodes
     if not reads or any(not isinstance(reader.found.get(each), Tensor) for each in reads):
@@ -171,14 +171,14 @@ def _number(reader: Reader, value: object) -> Tensor:
     return reader.found[value] if isinstance(value, fx.Node) else torch.tensor(value, dtype=torch.float64)
 
 
-def _quantize(reader: Reader, node: fx.Node, at: Mapping[str, Any]) -> Whole:
+def _quantize(reader: Reader, node: fx.Node, at: Mapping[str, object]) -> Whole:
     grid = QParams.of(node)
     if grid is None or (isinstance(grid.scale, fx.Node) and not isinstance(reader.found[grid.scale], Tensor)):
         reader.refuse(node, "its scale is found at run time")
     return reader.quantize(node, at["input"], _port(grid, reader))
 
 
-def _dequantize(reader: Reader, node: fx.Node, at: Mapping[str, Any]) -> Any:
+def _dequantize(reader: Reader, node: fx.Node, at: Mapping[str, object]) -> object:
     value = at["input"]
     grid = QParams.of(node)
     if grid is None or (isinstance(grid.scale, fx.Node) and not isinstance(reader.found[grid.scale], Tensor)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from fxquant.integers.program import Scales
@@ -37,7 +38,7 @@ def moved(x: Whole, name: str) -> Whole:
     return Whole(tensor=name, scale=x.scale, axis=x.axis, zero=x.zero, bound=x.bound, grid=x.grid)
 
 
-def shape_of(node: fx.Node, index: int) -> Sequence[Any]:
+def shape_of(node: fx.Node, index: int) -> Sequence[int | torch.SymInt]:
     source: Any = node.args[index]
     shape: Sequence[Any] = source.meta["val"].shape
     return shape
@@ -48,6 +49,6 @@ def rank_of(node: fx.Node) -> int:
     return int(str(node.target).split(".")[1][-2])
 
 
-def spread(value: Any, count: int) -> list[int]:
+def spread(value: int | Sequence[int], count: int) -> list[int]:
     values = [value] if isinstance(value, int) else list(value)
     return [int(each) for each in (values * count if len(values) == 1 else values)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 from torch import Tensor, fx
@@ -77,7 +76,7 @@ def _accumulate(
     outputs: int,
     axis: int,
     fan: int,
-    **rest: Any,
+    **rest: object,
 ) -> Whole:
     """Sums of products; the bias is int32 on their scale, or on a finer one that the products are shifted to."""
     if x.axis is not None and not (op == "conv" and rest["groups"] == len(x.scale) and x.axis == 1):

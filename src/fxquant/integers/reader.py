@@ -160,7 +160,7 @@ class Reader:
             return self._requantize(node, whole, Fraction(1), **ends, named=_quantized(node))
         return self._requantize(node, whole, grid.scale[0], **ends, named=_quantized(node))
 
-    def _requantize(self, node: fx.Node, whole: Whole, to: Fraction, *, named: str | None, **ends: Any) -> str:
+    def _requantize(self, node: fx.Node, whole: Whole, to: Fraction, *, named: str | None, **ends: object) -> str:
         ratio = ratio_of(whole.scale, to, whole.bound)
         if not ratio.exact:
             self.note_multiplier(node)

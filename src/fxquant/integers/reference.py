@@ -44,7 +44,7 @@ class IntegerReference:
         """Where results may differ from the simulation in float; empty if they are equal bit by bit."""
         return self.program.notes
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """The model's results; one array, or a tuple of them."""
         found = self.run(*(self._integers(port, value) for port, value in self._arguments(args, kwargs)))
         results = tuple(dequantize(port, found[at]) for at, port in enumerate(self.program.outputs))
@@ -76,14 +76,14 @@ class IntegerReference:
                 ) from error
         return values
 
-    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Port, Any]]:
+    def _arguments(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[tuple[Port, object]]:
         names = list(dict.fromkeys(port.name for port in self.program.inputs))
         if len(args) > len(names) or set(kwargs) - set(names[len(args) :]) or len(args) + len(kwargs) != len(names):
             raise ConfigError(f"the program takes {_names(self.program.inputs)}; give each of these once.")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         return [(port, given[port.name]) for port in self.program.inputs]
 
-    def _integers(self, port: Port, value: Any) -> Array:
+    def _integers(self, port: Port, value: object) -> Array:
         tensor = torch.as_tensor(np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value))
         if not tensor.is_floating_point():
             return tensor.numpy()

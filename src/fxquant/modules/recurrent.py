@@ -74,7 +74,7 @@ class _Recurrent(nn.Module):
             x, states = x.squeeze(1), tuple(state.squeeze(1) for state in states)
         return x, self._result(states)
 
-    def _forward_packed(self, packed: PackedSequence, hx: object) -> Any:
+    def _forward_packed(self, packed: PackedSequence, hx: object) -> object:
         """A packed sequence holds the steps one after the other; a step holds the sequences that still go on."""
         given = self._given(hx)
         if given is not None and packed.sorted_indices is not None:
@@ -96,7 +96,7 @@ class _Recurrent(nn.Module):
             return None
         return (hx,) if self.num_states == 1 else tuple(hx)
 
-    def _result(self, states: State) -> Any:
+    def _result(self, states: State) -> object:
         return states[0] if self.num_states == 1 else states
 
     def _run(self, x: Tensor, sizes: list[int] | None, given: State | None) -> tuple[Tensor, State]:

@@ -6,8 +6,6 @@ observer may keep a histogram where training keeps a moving average. The range t
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +15,7 @@ from fxquant.numerics.observers.histogram import HistogramObserver
 _OBSERVED = ("low", "high", "batches", "sentinels")
 
 
-def adopt_tensors(module: nn.Module, state_dict: dict[str, object], prefix: str) -> None:
+def adopt_tensors(module: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
     """Leave the module's own tensors as they are: its range starts from the observer's."""
     state_dict.pop(f"{prefix}scale", None)
     state_dict.pop(f"{prefix}zero_point", None)
@@ -26,7 +24,7 @@ def adopt_tensors(module: nn.Module, state_dict: dict[str, object], prefix: str)
             state_dict[prefix + name] = tensor.detach().clone()
 
 
-def adopt_observer(observer: nn.Module, spec: Spec, state_dict: dict[str, Any], prefix: str) -> None:
+def adopt_observer(observer: nn.Module, spec: Spec, state_dict: dict[str, Tensor], prefix: str) -> None:
     """Rewrite the state of another kind of observer into that of `observer`."""
     loaded = {name: state_dict[prefix + name] for name in _OBSERVED if prefix + name in state_dict}
     histogram = f"{prefix}counts" in state_dict

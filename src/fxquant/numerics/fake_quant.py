@@ -1,7 +1,7 @@
 """The quantizer that sits in a prepared graph.
 
     observe    x' = x, and the observer sees x
-    train      x' = fake_quantize(x) with gradients: the range follows the data ("ste") or is learned (learned.py)
+    train      x' = fake_quantize(x) with gradients: the range follows the data ("ste") or is learned (learned/)
     frozen     x' = fake_quantize(x, scale, zero_point), with the range of x itself for dynamic specs
     off        x' = x: frozen without a range
 
@@ -16,7 +16,7 @@ dict as an extra state that is a small tensor, which `torch.load(weights_only=Tr
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -187,11 +187,11 @@ class FakeQuant(Switched, Quantizer):
         restore_dtypes(self, before)
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
         self.ready = False
         if self.spec.learn is not None and self.observer is not None:
             state = state_dict.get(f"{prefix}_extra_state")
-            if self.learned is not None and state is not None and STATES[int(state) % _LOOKS_AWAY] != "train":
+            if self.learned is not None and isinstance(state, Tensor) and STATES[int(state) % _LOOKS_AWAY] != "train":
                 adopt_tensors(self, state_dict, prefix)
             adopt_observer(self.observer, self.spec, state_dict, f"{prefix}activation_post_process.")
         resize_to_loaded(self, state_dict, prefix)

@@ -72,7 +72,7 @@ class Grid(nn.Module):
             dtype=self.dtype,
         )
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in ("scale", "zero_point"):  # those of several grids may share memory, see share_memory
             destination[f"{prefix}{name}"] = destination[f"{prefix}{name}"].clone()

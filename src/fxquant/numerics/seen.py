@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from operator import getitem, is_, methodcaller
 from typing import Any
 
@@ -18,7 +19,7 @@ class Seen:
     Bytes, and not counts of writes: those miss what is written through `tensor.data`, and inference tensors have none.
     """
 
-    def __init__(self, tables: list[dict[str, Any]], keys: list[str]) -> None:
+    def __init__(self, tables: Sequence[Mapping[str, Any]], keys: list[str]) -> None:
         self.tables, self.keys = tables, keys
         self.tensors: list[Tensor] = list(map(getitem, tables, keys))
         self.pointers = list(map(Tensor.data_ptr, self.tensors))

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 
-def _settings(node: fx.Node, module: nn.Module | None) -> Mapping[str, Any]:
+def _settings(node: fx.Node, module: nn.Module | None) -> Mapping[str, object]:
     return node.kwargs if module is None else vars(module)
 
 

@@ -5,7 +5,7 @@ An op that is not in the table is FLOAT and is never observed. The rows are in `
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from fxquant.ops.rows import compute, fixed, in_float, own_range, share
 __all__ = ["OPS", "Layout", "Op", "OpTable", "Role", "activation_nodes", "argument"]
 
 
-def _aten_twin(target: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> Any | None:
+def _aten_twin(target: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> object:
     """The out-of-place overload (or packet) that takes the same arguments; names of overloads need not agree."""
     overload = target if isinstance(target, torch._ops.OpOverload) else None
     name = overload.overloadpacket.__name__ if overload is not None else target.__name__
@@ -40,7 +40,7 @@ class OpTable:
         self._by_target: dict[Any, Op] = {}
         self._by_aten: dict[str, Op] = {}
         self._in_place: dict[Any, Any] = {}
-        self._attributes: dict[Any, Any] = {}
+        self._attributes: dict[str, Callable[..., object]] = {}
         for row in self.rows:
             self.by_kind[row.kind] = row
             self._by_target.update(dict.fromkeys((*row.modules, *row.functions, *row.methods), row))
@@ -71,13 +71,13 @@ class OpTable:
             return self.of(node.target)
         return None
 
-    def out_of_place(self, target: object) -> object | None:
+    def out_of_place(self, target: object) -> object:
         """The twin of an in-place function, method or ATen overload; None if `target` is not in-place."""
         if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             return _aten_twin(target)
         return self._in_place.get(target)
 
-    def of_attribute(self, name: object) -> Any | None:
+    def of_attribute(self, name: object) -> Callable[..., object] | None:
         """The function that an attribute of a tensor is, such as `x.T`; None for plain attributes."""
         return self._attributes.get(name) if isinstance(name, str) else None
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Argument, Target
 
 from fxquant.graph import torch_compat
 from fxquant.graph.context import Context
@@ -86,9 +86,11 @@ def _convert_quantizer(
 def _emit(graph: fx.Graph, source: fx.Node, quantizer: FakeQuant, path: str, dtype: torch.dtype) -> fx.Node:
     spec, name = quantizer.spec, source.name
     ends = (spec.quant_min, spec.quant_max, spec.dtype)
-    out: dict[str, Any] = {} if dtype == torch.float32 else {"out_dtype": dtype}
+    out: dict[str, Argument] = {} if dtype == torch.float32 else {"out_dtype": dtype}
 
-    def call(function: Any, args: tuple[Any, ...], suffix: str, kwargs: dict[str, Any] | None = None) -> fx.Node:
+    def call(
+        function: Target, args: tuple[Argument, ...], suffix: str, kwargs: dict[str, Argument] | None = None
+    ) -> fx.Node:
         return graph.create_node("call_function", function, args, kwargs or {}, name=f"{name}_{suffix}")
 
     if dtype == torch.float64:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,7 +244,7 @@ def _output_padding(graph: fx.Graph, node: fx.Node, module: nn.modules.conv._Con
 
 def output_padding(
     x: Tensor,
-    output_size: Any,
+    output_size: Sequence[int],
     stride: tuple[int, ...],
     padding: tuple[int, ...],
     kernel_size: tuple[int, ...],

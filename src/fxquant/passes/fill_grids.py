@@ -113,7 +113,7 @@ class Filled:
         self._seen = seen
 
 
-def _places(region: Region) -> Iterator[tuple[str, dict[str, Any], str]]:
+def _places(region: Region) -> Iterator[tuple[str, dict[str, Tensor | None], str]]:
     """Where the numbers of a region's graph, and of those inside, are read from: (name, table of buffers, key)."""
     for path, module in region.named_modules():
         # not by attribute: a tracer of the model around would put proxies there
@@ -129,9 +129,9 @@ def _places(region: Region) -> Iterator[tuple[str, dict[str, Any], str]]:
                 yield join_path(path, name), module._buffers, name
 
 
-def _number(name: str, tensor: Tensor) -> Number:
+def _number(name: str, tensor: Tensor | None) -> Number:
     """The number in a tensor, or several; of biases, whose copies go by themselves, whether all are known."""
-    if tensor.is_meta:
+    if tensor is None or tensor.is_meta:
         return None
     if tensor.dim():
         if bool(tensor.isnan().any()):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from torch import fx
+from torch.fx.node import Argument
 
 from fxquant.graph.context import Context
 from fxquant.graph.nodes import TensorInfo
@@ -37,7 +37,9 @@ def is_static(node: fx.Node) -> bool:
     return qconfig is not None and qconfig.activation is not None and not qconfig.is_dynamic
 
 
-def call(node: fx.Node, function: Callable[..., Any], *args: Any, shape: tuple[int, ...] | None = None) -> fx.Node:
+def call(
+    node: fx.Node, function: Callable[..., object], *args: Argument, shape: tuple[int, ...] | None = None
+) -> fx.Node:
     """A call in the place of a node, by its rule; `shape` is that of its result, if it is another."""
     with node.graph.inserting_before(node):
         made = node.graph.call_function(function, args)

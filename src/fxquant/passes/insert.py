@@ -6,9 +6,8 @@ whose operand is exempted. A quantized input whose producer is float gets a quan
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
+from torch.fx.node import Argument
 
 from fxquant.graph.context import Context
 from fxquant.graph.nodes import last_input
@@ -57,20 +56,21 @@ def insert(region: Region, context: Context) -> None:
             node.replace_input_with(operand, edges[operand, target])
 
 
-def _flags(region: Region, node: fx.Node, observe: bool, ops: OpTable) -> dict[str, Any]:
+def _flags(region: Region, node: fx.Node, observe: bool, ops: OpTable) -> dict[str, Argument]:
     """How the quantizer after a node is called. What dropout lets pass is scaled up, beyond the range, in training."""
     op = ops.of_node(node, region)
     drops = op is not None and op.random
-    return ({} if observe else {"observe": False}) | ({"training": False} if drops else {})
+    found: dict[str, Argument] = {} if observe else {"observe": False}
+    return {**found, "training": False} if drops else found
 
 
-def _call(region: Region, source: fx.Node, target: str, flags: dict[str, Any]) -> fx.Node:
+def _call(region: Region, source: fx.Node, target: str, flags: dict[str, Argument]) -> fx.Node:
     quantizer = region.graph.call_module(target, (source,), flags)
     quantizer.meta.update({key: source.meta[key] for key in ("scope", "where", "tensor") if key in source.meta})
     return quantizer
 
 
-def _after(region: Region, node: fx.Node, target: str, flags: dict[str, object], ops: OpTable) -> None:
+def _after(region: Region, node: fx.Node, target: str, flags: dict[str, Argument], ops: OpTable) -> None:
     exempt = [user for user in node.users if _exempts(user, node, target, region, ops)]
     with region.graph.inserting_after(node):
         quantizer = _call(region, node, target, flags)

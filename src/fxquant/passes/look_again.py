@@ -27,7 +27,7 @@ def watch_inputs(region: Region) -> list[Watched]:
     return [Watched(names, Inputs(count=len(names)))] if names else []
 
 
-def kept_inputs(region: Region) -> list[list[Any]]:
+def kept_inputs(region: Region) -> list[list[object]]:
     """Calls of a graph that calibration kept, each with a value for every placeholder; none if these do not do."""
     names = _tensor_inputs(region)
     watcher = seen(region, names, Inputs(count=len(names))) if names else None
@@ -70,7 +70,7 @@ class _Looking(PlainInterpreter):
         super().__init__(region)
         self.watchers = watchers
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         value = super().run_node(n)
         for watcher in self.watchers.get(n.name, ()):
             if isinstance(value, Tensor):

@@ -119,7 +119,7 @@ def _in_order(region: Region, readers: Mapping[str, list[fx.Node]]) -> Iterator[
 class _Run(PlainInterpreter):
     """A graph on one input: the values of its nodes, and the outputs in float."""
 
-    def __init__(self, region: Region, call: tuple[Any, ...], wanted: Any) -> None:
+    def __init__(self, region: Region, call: tuple[object, ...], wanted: object) -> None:
         super().__init__(region, garbage_collect_values=False)
         self._call, self._wanted, self._order = call, _floats(wanted), list(region.graph.nodes)
         self.values: dict[fx.Node, Any] = {}
@@ -133,7 +133,7 @@ class _Run(PlainInterpreter):
         self.values = self.env
 
     @torch.no_grad()
-    def after(self, changed: list[fx.Node]) -> dict[fx.Node, Any]:
+    def after(self, changed: list[fx.Node]) -> dict[fx.Node, object]:
         """The values that differ once some nodes compute something else."""
         again, found = set(changed), dict[fx.Node, Any]()
         self.env = dict(self.values)
@@ -142,12 +142,12 @@ class _Run(PlainInterpreter):
                 found[node] = self.env[node] = self.run_node(node)
         return found
 
-    def error(self, found: Mapping[fx.Node, Any] | None = None) -> float:
+    def error(self, found: Mapping[fx.Node, object] | None = None) -> float:
         """How far the outputs are from those in float."""
         outputs = _floats((found or self.values).get(self._order[-1], self.values[self._order[-1]]))
         pairs = zip(outputs, self._wanted, strict=True)
         return sum(float((a - b).square().sum() / b.square().sum().clamp_min(1e-30)) for a, b in pairs)
 
 
-def _floats(value: Any) -> list[Tensor]:
+def _floats(value: object) -> list[Tensor]:
     return [leaf.float() for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

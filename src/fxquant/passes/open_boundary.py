@@ -10,7 +10,9 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch import fx
+from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
 from fxquant.config.spec import Spec
@@ -105,7 +107,7 @@ def _connect(region: Region, node: fx.Node, called: Region, boundary: Boundary) 
             _set_dtype(value, params[4])
 
 
-def output_nodes(region: Region) -> list[Any]:
+def output_nodes(region: Region) -> list[fx.Node]:
     """The leaves of what a region returns, in order."""
     output = next(node for node in reversed(region.graph.nodes) if node.op == "output")
     return pytree.tree_leaves(output.args[0])
@@ -143,7 +145,7 @@ def _through(region: Region, node: fx.Node, last: fx.Node, spec: Spec) -> str:
     return _static(quantizer)
 
 
-def _before_output(region: Region, node: Any, index: int, spec: Spec) -> str:
+def _before_output(region: Region, node: fx.Node, index: int, spec: Spec) -> str:
     _need_float(node, f"output {index}")
     quantizer = _quantizer(region, node)
     if quantizer is None:
@@ -194,7 +196,7 @@ def _grid_path(region: Region, node: fx.Node, what: str) -> str:
     return path
 
 
-def _params(graph: fx.Graph, node: fx.Node, called: Region, grid: QParams | str) -> tuple[Any, ...]:
+def _params(graph: fx.Graph, node: fx.Node, called: Region, grid: QParams | str) -> tuple[Argument, ...]:
     """What a quantize node around the call of a region is given; its grid is the region's."""
     if isinstance(grid, QParams):
         return grid.args
@@ -203,7 +205,7 @@ def _params(graph: fx.Graph, node: fx.Node, called: Region, grid: QParams | str)
     return (*state, module.quant_min, module.quant_max, module.dtype)
 
 
-def _set_dtype(node: fx.Node, dtype: Any) -> None:
+def _set_dtype(node: fx.Node, dtype: Argument) -> None:
     info = tensor_info(node)
-    if info is not None:
+    if info is not None and isinstance(dtype, torch.dtype):
         node.meta["tensor"] = TensorInfo(dtype=dtype, shape=info.shape)

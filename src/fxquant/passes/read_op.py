@@ -22,7 +22,7 @@ def operand_of(node: fx.Node) -> fx.Node:
     return found
 
 
-def setting(node: fx.Node, module: nn.Module | None, name: str, place: int, default: Any = None) -> Any:
+def setting(node: fx.Node, module: nn.Module | None, name: str, place: int, default: object = None) -> Any:
     """What an op was given under a name: by its module, by keyword, or at a place among the arguments."""
     if module is not None:
         return getattr(module, name, default)

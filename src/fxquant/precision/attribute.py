@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from fxquant.capture.compare import copy_inputs
 from fxquant.flows.calibrate import run_batch
 from fxquant.numerics.fake_quant import FakeQuant
+from fxquant.numerics.learned.autograd_context import Saved
 from fxquant.precision.outputs import named_tensors
 
 PROBES = 2  # random signs for each batch
@@ -59,7 +60,7 @@ class Noise:
 def attribute(
     model: nn.Module,
     sites: Mapping[str, tuple[nn.Module, Mapping[str, Rounds]]],
-    batches: Sequence[Any],
+    batches: Sequence[object],
     outputs: Sequence[str] | None = None,
 ) -> dict[str, Noise]:
     """The noise of each site at the outputs of these names, or at all.
@@ -117,17 +118,21 @@ def _probing(site: _Site, anchor: Tensor) -> Callable[..., Tensor]:
     return forward
 
 
+class _Probing(Saved, Protocol):
+    site: _Site
+
+
 class _Probe(torch.autograd.Function):
     """Lets a tensor pass; on the way back, adds up what its rounding does to the loss."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, site: _Site, *lost: Tensor) -> Tensor:
+    def forward(ctx: _Probing, x: Tensor, anchor: Tensor, site: _Site, *lost: Tensor) -> Tensor:
         ctx.site = site
         ctx.save_for_backward(*lost)
         return x.clone()  # no view: code after it may write in place
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: _Probing, *grads: Tensor) -> tuple[Tensor | None, ...]:
         lost, (grad,) = ctx.saved_tensors, grads
         site: _Site = ctx.site
         by_row = grad.dim() > 1 and site.rows in (None, grad.shape[0])
@@ -145,7 +150,7 @@ class _Probe(torch.autograd.Function):
 
 def _probe(
     model: nn.Module,
-    batch: Any,
+    batch: object,
     found: Mapping[str, _Site],
     anchor: Tensor,
     outputs: Sequence[str] | None,
@@ -165,7 +170,7 @@ def _probe(
             site.now.clear()
 
 
-def _answer(model: nn.Module, batch: Any, outputs: Sequence[str] | None) -> list[Tensor]:
+def _answer(model: nn.Module, batch: object, outputs: Sequence[str] | None) -> list[Tensor]:
     """The outputs that gradients lead to."""
     try:
         with torch.enable_grad(), warnings.catch_warnings():

@@ -75,12 +75,12 @@ def check_precision(precision: str, budget: float | None) -> None:
 class Kept:
     """Passes data on, and keeps copies of the first batches. Make it with `keep_first`."""
 
-    def __init__(self, data: Iterable[Any]) -> None:
+    def __init__(self, data: Iterable[object]) -> None:
         self._data = data
         self.batches: list[Any] = []
         self._samples = 0
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         for batch in self._data:
             if len(self.batches) < _BATCHES and self._samples < _SAMPLES:
                 self.batches.append(copy_inputs(batch))
@@ -96,7 +96,7 @@ class _SizedKept(Kept):
         return len(self._data)
 
 
-def keep_first(data: Iterable[Any]) -> Kept:
+def keep_first(data: Iterable[object]) -> Kept:
     """Data that keeps what it gives first."""
     return _SizedKept(data) if isinstance(data, Sized) else Kept(data)
 
@@ -105,7 +105,7 @@ def assured(
     float_model: nn.Module,
     prepared: nn.Module,
     converted: nn.Module,
-    batches: Sequence[Any],
+    batches: Sequence[object],
     *,
     engine: Engine,
     convert: Callable[[nn.Module, Engine], nn.Module],
@@ -137,7 +137,7 @@ def assured(
     return convert(decided, engine) if search.amendments else converted
 
 
-def _measure(float_model: nn.Module, quantized: nn.Module, *, batches: Sequence[Any]) -> Check:
+def _measure(float_model: nn.Module, quantized: nn.Module, *, batches: Sequence[object]) -> Check:
     outputs = compare_outputs(float_model, quantized, batches)
     return Check(outputs=outputs.rows(), least=LEAST, batches=len(batches))
 
@@ -152,7 +152,7 @@ class _Search:
     def __init__(
         self,
         prepared: nn.Module,
-        batches: Sequence[Any],
+        batches: Sequence[object],
         engine: Engine,
         convert: Callable[[nn.Module, Engine], nn.Module],
         measure: Callable[[nn.Module], Check],

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -124,11 +124,11 @@ def _cells(row: OutputRow) -> Sequence[str]:
 def check(
     float_model: nn.Module,
     quantized: nn.Module,
-    data: Iterable[Any],
+    data: Iterable[object],
     *,
     num_batches: int | None = 4,
     least: float = LEAST,
-    concrete_args: Mapping[str, Any] | None = None,
+    concrete_args: Mapping[str, object] | None = None,
 ) -> Check:
     """Run both models on `data`, batches as for `calibrate`, and say whether the quantized one still answers alike.
 
@@ -172,7 +172,7 @@ def as_converted(quantized: nn.Module) -> nn.Module:
     raise StageError(f"check needs a quantized model; this one {stage}. Use quantize(...) or convert_fx(...).")
 
 
-def compare_outputs(float_model: nn.Module, quantized: nn.Module, batches: Iterable[Any]) -> Outputs:
+def compare_outputs(float_model: nn.Module, quantized: nn.Module, batches: Iterable[object]) -> Outputs:
     """Run both on the same batches. Neither is changed, nor are the batches."""
     found, tree = Outputs(), tree_of(quantized)
     with (
@@ -190,7 +190,7 @@ def compare_outputs(float_model: nn.Module, quantized: nn.Module, batches: Itera
 
 
 def _advise(
-    float_model: nn.Module, quantized: nn.Module, batches: list[Any], found: Check, concrete: dict[str, Any]
+    float_model: nn.Module, quantized: nn.Module, batches: list[object], found: Check, concrete: dict[str, object]
 ) -> Iterable[str]:
     if not found.compared:
         yield (

@@ -98,7 +98,7 @@ def named_tensors(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]
             yield from named_tensors(getattr(value, each.name), f"{name}.{each.name}".lstrip("."))
 
 
-def run_float(model: nn.Module, batch: object, tree: Tree) -> Any:
+def run_float(model: nn.Module, batch: object, tree: Tree) -> object:
     """Call the float model with a batch as a quantized one takes it, which `tree` is known of."""
     fixed = dict(tree.concrete)
     if isinstance(batch, Mapping):
@@ -109,7 +109,7 @@ def run_float(model: nn.Module, batch: object, tree: Tree) -> Any:
     return model(batch, **fixed)
 
 
-def run_quantized(model: nn.Module, batch: object) -> Any:
+def run_quantized(model: nn.Module, batch: object) -> object:
     """Call a quantized model with a batch of floats, and give floats back, also where its boundary is of integers."""
     boundary = boundary_of(model) if isinstance(model, Region) else None
     if boundary is None or not (boundary.inputs or boundary.outputs):

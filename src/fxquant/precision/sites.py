@@ -82,7 +82,7 @@ class Site:
 @torch.no_grad()
 def find_sites(
     prepared: nn.Module,
-    batches: Sequence[Any],
+    batches: Sequence[object],
     *,
     engine: Engine,
     amendments: Amendments,
@@ -124,7 +124,7 @@ def _measured(site: Site, noise: Noise, known: bool, count: int) -> Site:
     )
 
 
-def smaller(batch: Any) -> Any:
+def smaller(batch: object) -> object:
     """The first samples of a batch, if all its tensors have one row for each; else the batch."""
     sizes = {int(leaf.shape[0]) if leaf.dim() else 0 for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)}
     if len(sizes) != 1 or max(sizes) <= SAMPLES:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import io
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -181,7 +181,7 @@ def _size(model: nn.Module) -> float:
     return buffer.tell() / 2**20
 
 
-def _peak(call: Any) -> float | None:
+def _peak(call: Callable[[], object]) -> float | None:
     """MiB that one call adds to the resident memory at its peak; Linux lets a process reset its high-water mark."""
     with torch.inference_mode():
         call()

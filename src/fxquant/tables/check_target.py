@@ -274,13 +274,14 @@ def _position_problems(site: _Site, position: Position) -> Iterator[tuple[str, s
     if position.after and not position.after & site.makers:
         return
     asked = terms(position.measure)
-    inputs = [_places(grid) for grid in site.inputs]
+    found = [_places(grid) for grid in site.inputs]
+    inputs = [place for place in found if place is not None]
     o, w, b = _places(site.output), _places(site.weight), _places(site.bias)
-    if ("i" in asked and (not inputs or any(i is None for i in inputs))) or any(
+    if ("i" in asked and (not inputs or len(inputs) < len(found))) or any(
         letter in asked and value is None for letter, value in (("o", o), ("w", w), ("b", b))
     ):
         return  # a float tensor has no position
-    value = np.asarray(measured(position.measure, inputs, o, w, b))
+    value = np.asarray(measured(position.measure, inputs, *(0 if each is None else each for each in (o, w, b))))
     low, high = position.bounds
     if value.min() < low or value.max() > high:
         ends = f"{value.min()}" if value.min() == value.max() else f"{value.min()} to {value.max()}"

@@ -11,7 +11,7 @@ import html
 import io
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -75,7 +75,7 @@ def as_html(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     return f"<table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
 
 
-def as_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A line for each row, after one with the names of the columns."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -58,7 +58,7 @@ class Backend:
         return op is not None and not (op.has_weight and op.kind in self.target.kinds)
 
 
-def read_backend_config(config: Any, base: Target) -> Backend:
+def read_backend_config(config: object, base: Target) -> Backend:
     """Read torch.ao's object, or its dict form."""
     entries = _get(config, "configs")
     if entries is None:
@@ -151,36 +151,52 @@ def _refuse_classes(entry: object) -> None:
             )
 
 
-def _is_integer(dtype_config: Any) -> bool:
+def _is_integer(dtype_config: object) -> bool:
     """Whether an entry is for integers, and not for one fixed grid, which ops such as sigmoid have anyway."""
     wanted = _constraint(dtype_config, "input")
     weight = _constraint(dtype_config, "weight")
     return wanted.dtype in _SIGNED or weight.dtype in (*_SIGNED, torch.quint4x2)
 
 
-def _constraint(dtype_config: object, side: str) -> Any:
+def _constraint(dtype_config: object, side: str) -> _Constraint:
     found = _get(dtype_config, f"{side}_dtype_with_constraints") or _get(dtype_config, f"{side}_dtype")
-    return found if hasattr(found, "quant_min_lower_bound") else _Plain(found)
+    return cast(_Constraint, found) if hasattr(found, "quant_min_lower_bound") else _Plain(found)
+
+
+class _Constraint(Protocol):
+    """torch.ao's DTypeWithConstraints."""
+
+    @property
+    def dtype(self) -> torch.dtype | None: ...
+
+    @property
+    def quant_min_lower_bound(self) -> float | None: ...
+
+    @property
+    def quant_max_upper_bound(self) -> float | None: ...
+
+    @property
+    def scale_min_lower_bound(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
     """A dtype without constraints."""
 
-    dtype: Any
+    dtype: torch.dtype | None
     quant_min_lower_bound: None = None
     quant_max_upper_bound: None = None
     scale_min_lower_bound: None = None
 
 
-def _allows(constraint: Any, spec: Spec) -> bool:
+def _allows(constraint: _Constraint, spec: Spec) -> bool:
     low, high, scale = (
         constraint.quant_min_lower_bound,
         constraint.quant_max_upper_bound,
         constraint.scale_min_lower_bound,
     )
     inside = (low is None or low <= spec.quant_min) and (high is None or spec.quant_max <= high)
-    signed = _SIGNED.get(constraint.dtype)
+    signed = None if constraint.dtype is None else _SIGNED.get(constraint.dtype)
     # a grid without negative numbers fits both dtypes if it leaves the top bit free
     fits = signed == spec.signed or (signed is True and spec.bits < 8)
     return fits and spec.bits <= 8 and inside and (scale is None or scale <= spec.min_scale)

@@ -50,7 +50,7 @@ def find_target(name: str) -> Target:
     return load_target(name) if name.endswith((".yaml", ".yml", ".json")) else by_name(name)
 
 
-def to_plain(value: object) -> Any:
+def to_plain(value: object) -> object:
     """A target, or a part of one, as what YAML and JSON hold. Fields that are as by default are left out."""
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
@@ -88,13 +88,13 @@ def _mapping(content: object, where: str) -> Mapping[str, Any]:
     return content
 
 
-def _kinds(value: Any, where: str) -> frozenset[str]:
+def _kinds(value: object, where: str) -> frozenset[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ConfigError(f"{where} is {value!r}. Give a list of kinds.")
     return frozenset(value)
 
 
-def _tuple(value: Any, where: str) -> Any:
+def _tuple(value: object, where: str) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -103,7 +103,7 @@ def _each(read: _Read) -> _Read:
 
 
 def _list(read: _Read) -> _Read:
-    def make(value: Any, where: str) -> Any:
+    def make(value: object, where: str) -> object:
         if not isinstance(value, list):
             raise ConfigError(f"{where} is {value!r}. Give a list.")
         return tuple(read(item, f"{where}[{i}]") for i, item in enumerate(value))
@@ -125,7 +125,7 @@ def _build(cls: type[Any], readers: Mapping[str, _Read]) -> _Read:
     return lambda content, where: _made(lambda: cls(**_fields(content, cls, readers, where)), where)
 
 
-def _made(make: Callable[[], Any], where: str) -> Any:
+def _made(make: Callable[[], object], where: str) -> object:
     try:
         return make()
     except (TypeError, ValueError, AttributeError) as error:
@@ -137,7 +137,7 @@ _KERNEL = _build(Kernel, {"input": _GRIDS, "weight": _GRIDS, "output": _GRIDS, "
 _POSITION = _build(Position, {"kinds": _kinds, "before": _kinds, "after": _kinds})
 
 
-def _bias(value: Any, where: str) -> Any:
+def _bias(value: object, where: str) -> object:
     return value if value in (None, "int32") else _SPEC(value, where)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fxquant.config.qconfig import Lift
 from fxquant.errors import ConfigError
@@ -10,6 +10,9 @@ from fxquant.tuning.plan import Plan
 from fxquant.tuning.space import Key
 from fxquant.tuning.strategies import Generation, Search, Setting
 from fxquant.tuning.trial import Trial
+
+if TYPE_CHECKING:
+    import optuna
 
 OPS_SEARCHED = 16  # more choices than that, a few dozen trials cannot tell apart
 AT_ONCE = 4
@@ -35,7 +38,7 @@ def bayesian(given: Setting) -> Search:
         size = AT_ONCE
 
 
-def _plan(asked: Any, given: Setting, ranked: list[Key]) -> Plan:
+def _plan(asked: optuna.Trial, given: Setting, ranked: list[Key]) -> Plan:
     recipe: Plan = given.space.recipes[asked.suggest_categorical("recipe", list(range(len(given.space.recipes))))]
     lifted: dict[Key, Lift] = {}
     for index, key in enumerate(ranked):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 import torch
@@ -127,7 +128,7 @@ class Processes:
             pipe.send(plan)
         self._busy.append(_Worker(process, pipe, plan, tries))
 
-    def _new_process(self) -> tuple[Any, Connection]:
+    def _new_process(self) -> tuple[BaseProcess, Connection]:
         context: Any = multiprocessing.get_context(self.start_method)
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(self._work, theirs, self.threads))
@@ -167,11 +168,12 @@ class Processes:
         self._busy.clear()
 
 
-def _receive(worker: _Worker) -> Any:
+def _receive(worker: _Worker) -> Trial | BaseException | None:
     """The answer of a worker; None if it died without one."""
     with suppress(EOFError, OSError):
         if worker.pipe.poll():
-            return worker.pipe.recv()
+            answer: Trial | BaseException = worker.pipe.recv()
+            return answer
     worker.process.kill()
     worker.process.join()
     worker.pipe.close()

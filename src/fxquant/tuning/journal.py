@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -20,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fxquant.errors import ConfigError
-from fxquant.files import replacing
+from fxquant.files import Json, replacing
 
 TRIALS, STATISTICS = "trials.jsonl", "statistics.safetensors"
 
@@ -28,15 +27,15 @@ TRIALS, STATISTICS = "trials.jsonl", "statistics.safetensors"
 class Journal:
     """Lines of a workspace; without a path they are kept in memory alone."""
 
-    def __init__(self, path: str | Path | None, run: dict[str, Any]) -> None:
+    def __init__(self, path: str | Path | None, run: Json) -> None:
         self.path = None if path is None else Path(path)
-        self.lines: list[dict[str, Any]] = []
+        self.lines: list[Json] = []
         if self.path is not None:
             self._open(self.path, run)
         if not self.lines:
             self.add({"kind": "run", **run})
 
-    def _open(self, path: Path, run: dict[str, Any]) -> None:
+    def _open(self, path: Path, run: Json) -> None:
         try:
             path.mkdir(parents=True, exist_ok=True)
             whole = self._read(path / TRIALS)
@@ -68,7 +67,7 @@ class Journal:
             whole += len(line)
         return whole
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: Json) -> None:
         """Append a line, and see it on the disk."""
         self.lines.append(line)
         if self.path is None:
@@ -81,11 +80,11 @@ class Journal:
         finally:
             os.close(handle)
 
-    def find(self, kind: str) -> dict[str, Any] | None:
+    def find(self, kind: str) -> Json | None:
         """The first line of a kind."""
         return next((line for line in self.lines if line["kind"] == kind), None)
 
-    def by_plan(self, kind: str = "trial") -> dict[str, dict[str, Any]]:
+    def by_plan(self, kind: str = "trial") -> dict[str, Json]:
         """The trials that are done, by the key of their plan."""
         return {json.dumps(line["plan"], sort_keys=True): line for line in self.lines if line["kind"] == kind}
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fxquant.errors import ConfigError
@@ -86,7 +87,7 @@ class Judge:
             return Verdict(score=score.value, drop=drop, passed=_within(drop, self.limit(base)))
         return self._by_sample(np.array(score.samples), base, base.samples, looks=1)
 
-    def _in_parts(self, parts: Iterator[Any], base: Score, samples: Sequence[float]) -> Verdict:
+    def _in_parts(self, parts: Iterator[object], base: Score, samples: Sequence[float]) -> Verdict:
         found: list[float] = []
         looks, at, limit = _looks(len(samples)), FIRST_LOOK, self.limit(base)
         for part in parts:
@@ -103,7 +104,7 @@ class Judge:
                     at *= 2
         return self._by_sample(np.array(found), base, samples, looks=1)
 
-    def _by_sample(self, found: Any, base: Score, samples: Sequence[float], looks: int) -> Verdict:
+    def _by_sample(self, found: NDArray[np.float64], base: Score, samples: Sequence[float], looks: int) -> Verdict:
         count, every = len(found), len(samples)
         if not 0 < count <= every:
             raise ConfigError(
@@ -122,7 +123,9 @@ class Judge:
         return Verdict(score=score, drop=mean, passed=passed, low=low, high=high, samples=count, complete=complete)
 
 
-def interval(worse: Any, every: int | None, spread: float, confidence: float, looks: int) -> tuple[float, float]:
+def interval(
+    worse: NDArray[np.float64], every: int | None, spread: float, confidence: float, looks: int
+) -> tuple[float, float]:
     """Bounds of the mean drop over `every` sample, or over as many as there could be."""
     count, mean = len(worse), float(worse.mean())
     deviation = math.sqrt((float(((worse - mean) ** 2).sum()) + 2 * spread**2) / (count + 1))
@@ -132,7 +135,7 @@ def interval(worse: Any, every: int | None, spread: float, confidence: float, lo
     return mean - wide, mean + wide
 
 
-def read_score(result: Any) -> Score:
+def read_score(result: object) -> Score:
     """A number, results by sample, or an iterator of parts of these."""
     if isinstance(result, (bool, int, float)) or (
         isinstance(result, (Tensor, np.generic, np.ndarray)) and result.ndim == 0
@@ -155,7 +158,7 @@ def read_score(result: Any) -> Score:
     return Score(value=float(np.mean(found)), samples=tuple(found))
 
 
-def _numbers(part: Any) -> list[float]:
+def _numbers(part: object) -> list[float]:
     array = np.asarray(part.detach().cpu() if isinstance(part, Tensor) else part, dtype=np.float64)
     if array.ndim > 1:
         raise ConfigError(f"evaluate gave results of shape {array.shape}. Give one number for each sample.")
@@ -166,7 +169,7 @@ def _looks(every: int) -> int:
     return max(1, math.ceil(math.log2(max(every / FIRST_LOOK, 1))) + 1)
 
 
-def _spread(*values: Any) -> float:
+def _spread(*values: NDArray[np.float64]) -> float:
     """Of all results; where all are equal, as large as they are: others might still be 0."""
     low, high = min(float(value.min()) for value in values), max(float(value.max()) for value in values)
     return high - low or abs(high) or 1e-12

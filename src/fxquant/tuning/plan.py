@@ -19,6 +19,7 @@ from typing import Any, Literal
 from fxquant.config.qconfig import Lift, QConfig, as_mode
 from fxquant.config.rules import Choice, Rules, Site
 from fxquant.config.spec import Spec
+from fxquant.files import Json
 
 Mode = Literal["static", "dynamic", "weight_only"]
 Changes = tuple[tuple[str, Any], ...]
@@ -38,7 +39,7 @@ class Plan:
         rows = sorted((path, kind, mode) for (path, kind), mode in units.items())
         return dataclasses.replace(self, lift=tuple(rows))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Plain values; empty fields are left out."""
         found: dict[str, Any] = {
             "mode": self.mode,
@@ -49,7 +50,7 @@ class Plan:
         return {name: value for name, value in found.items() if value}
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Plan:
+    def from_json(cls, given: Json) -> Plan:
         """What `to_json` gave."""
         return cls(
             mode=given.get("mode"),
@@ -74,7 +75,7 @@ class Plan:
 class PlanRules(Rules):
     """The user's rules, with what a plan changes of their answers."""
 
-    def __init__(self, source: object, same_op: Callable[[Any, Any], bool], plan: Plan) -> None:
+    def __init__(self, source: object, same_op: Callable[[object, object], bool], plan: Plan) -> None:
         super().__init__(source, same_op)
         self._plan = plan
         self._lift = {(path, kind): mode for path, kind, mode in plan.lift}
@@ -93,7 +94,7 @@ class PlanRules(Rules):
         return choice if qconfig == choice.qconfig else Choice(qconfig=qconfig, rule="tune")
 
 
-def _changed(qconfig: QConfig, activation: dict[str, Any], weight: dict[str, Any]) -> QConfig:
+def _changed(qconfig: QConfig, activation: dict[str, object], weight: dict[str, object]) -> QConfig:
     made: dict[str, Any] = {}
     if activation and isinstance(qconfig.activation, Spec) and not qconfig.activation.dynamic:
         made["activation"] = qconfig.activation.with_(**activation)

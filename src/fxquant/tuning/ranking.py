@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +12,7 @@ from fxquant.tuning.space import Key
 from fxquant.tuning.trial import Work
 
 
-def by_sensitivity(work: Work, batches: list[Any], plan: Plan) -> list[Key]:
+def by_sensitivity(work: Work, batches: list[object], plan: Plan) -> list[Key]:
     """By the noise that an op's weight and inputs add to the outputs, each alone quantized."""
     found = measure(work.prepared, batches, rules=work.rules_of(plan), alone_float=False, **work.hardware)
     noise = _noise_by_op(found)
@@ -29,7 +27,7 @@ def _noise_by_op(found: Sensitivity) -> dict[str, float]:
     return noise
 
 
-def by_mse(work: Work, batches: list[Any], plan: Plan) -> list[Key]:
+def by_mse(work: Work, batches: list[object], plan: Plan) -> list[Key]:
     """By how far an op's own output is from the float model's, of its power, with its weight and inputs quantized."""
     model, account = switchable(work.prepared, rules=work.rules_of(plan), **work.hardware)
     switches = switches_of(model)
@@ -51,14 +49,14 @@ def by_mse(work: Work, batches: list[Any], plan: Plan) -> list[Key]:
 
 
 @torch.no_grad()
-def _outputs(model: nn.Module, path: str, batches: list[Any]) -> list[Tensor]:
+def _outputs(model: nn.Module, path: str, batches: list[object]) -> list[Tensor]:
     """What the module at a path returns; nothing, where a function stands there."""
     found: list[Tensor] = []
     module = dict(model.named_modules()).get(path)
     if module is None or not path:
         return found
 
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
+    def keep(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor) and output.is_floating_point():
             found.append(output.double())
 

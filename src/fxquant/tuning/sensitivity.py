@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from fxquant.tables.explanation import Explanation
 from fxquant.tables.present import as_csv, as_text, new_table
 from fxquant.targets import by_name
 from fxquant.tuning.judge import read_score
+from fxquant.tuning.trial import AnyEngine
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -103,14 +104,14 @@ class Sensitivity:
 
 def sensitivity(
     model: nn.Module,
-    data: Iterable[Any],
+    data: Iterable[object],
     *,
-    evaluate: Callable[[nn.Module], Any] | None = None,
+    evaluate: Callable[[nn.Module], object] | None = None,
     higher_is_better: bool = True,
     num_batches: int = 4,
-    qconfig_mapping: Any = None,
+    qconfig_mapping: object = None,
     target: Target | str | None = None,
-    engine: Any = "onednn",
+    engine: AnyEngine = "onednn",
 ) -> Sensitivity:
     """How much each weight and each activation costs, alone quantized and alone in float; the worst first.
 
@@ -138,7 +139,7 @@ def sensitivity(
     )
 
 
-def _prepare(model: nn.Module, data: Iterable[Any], mapping: Any, target: Target | str | None) -> nn.Module:
+def _prepare(model: nn.Module, data: Iterable[object], mapping: object, target: Target | str | None) -> nn.Module:
     batch, data = peek(data)
     example_inputs, example_kwargs = as_example(batch, model)
     with evaluating(model):
@@ -149,12 +150,12 @@ def _prepare(model: nn.Module, data: Iterable[Any], mapping: Any, target: Target
 
 def measure(
     prepared: nn.Module,
-    batches: list[Any],
+    batches: list[object],
     *,
-    evaluate: Callable[[nn.Module], Any] | None = None,
+    evaluate: Callable[[nn.Module], object] | None = None,
     higher_is_better: bool = True,
     target: Target | None = None,
-    engine: Any = "onednn",
+    engine: AnyEngine = "onednn",
     rules: Rules | None = None,
     alone_float: bool = True,
 ) -> Sensitivity:
@@ -184,7 +185,7 @@ def measure(
 
 
 def switchable(
-    prepared: nn.Module, *, target: Target | None, engine: Any, rules: Rules | None
+    prepared: nn.Module, *, target: Target | None, engine: AnyEngine, rules: Rules | None
 ) -> tuple[nn.Module, Explanation]:
     """The model with all scales fixed, whose rounding can be switched, and what was decided about it.
 
@@ -199,16 +200,16 @@ def switchable(
     return frozen, explain(decided)
 
 
-def switches_of(decided: nn.Module) -> dict[str, Any]:
+def switches_of(decided: nn.Module) -> dict[str, Switched]:
     """What rounds something, by the path of the weight's op or the name of the tensor."""
-    found: dict[str, Any] = {}
+    found: dict[str, Switched] = {}
     for path, module in decided.named_modules():
         if isinstance(module, Switched) and getattr(module, "state", "frozen") == "frozen":
             found[path if isinstance(module, FakeQuant) else path.removesuffix(".weight_fq")] = module
     return found
 
 
-def readers(account: Explanation, site: str, switch: Any) -> tuple[str, ...]:
+def readers(account: Explanation, site: str, switch: Switched) -> tuple[str, ...]:
     """The paths of the ops that read what a switch rounds."""
     if not isinstance(switch, FakeQuant):
         return (site,)
@@ -220,21 +221,27 @@ def readers(account: Explanation, site: str, switch: Any) -> tuple[str, ...]:
 class _Ask:
     """Values of the model with some of its switches on."""
 
-    def __init__(self, model: nn.Module, batches: list[Any], evaluate: Any, switches: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: list[object],
+        evaluate: Callable[[nn.Module], object] | None,
+        switches: Mapping[str, Switched],
+    ) -> None:
         self._model, self._batches, self._evaluate, self._switches = model, batches, evaluate, switches
         self._set(lambda each: False)
         self._wanted = [] if evaluate is not None else [self._outputs(batch) for batch in batches]
 
-    def _set(self, rounds: Callable[[Any], bool]) -> None:
+    def _set(self, rounds: Callable[[Switched], bool]) -> None:
         for switch in self._switches.values():
             switch.enable_fake_quant(rounds(switch))
 
     @torch.no_grad()
-    def _outputs(self, batch: Any) -> list[Tensor]:
+    def _outputs(self, batch: object) -> list[Tensor]:
         leaves = tree_leaves(run_batch(self._model, batch))
         return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
-    def __call__(self, rounds: Callable[[Any], bool]) -> float:
+    def __call__(self, rounds: Callable[[Switched], bool]) -> float:
         self._set(rounds)
         if self._evaluate is not None:
             with torch.no_grad():

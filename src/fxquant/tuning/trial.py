@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 
@@ -17,6 +16,7 @@ from fxquant.engines.engine import Engine
 from fxquant.engines.native.settings import Native
 from fxquant.engines.table import as_engine
 from fxquant.errors import FxQuantError
+from fxquant.files import Json
 from fxquant.flows.decide import decide
 from fxquant.ops.table import OPS
 from fxquant.passes.candidates import same_op
@@ -50,16 +50,23 @@ class Trial:
     seconds: float = 0.0
     error: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Plain values."""
         found = {**asdict(self), "plan": self.plan.to_json()}
         return found if not self.error else {name: found[name] for name in ("plan", "error", "seconds")}
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Trial:
+    def from_json(cls, given: Json) -> Trial:
         """What `to_json` gave."""
         values = {name: value for name, value in given.items() if name in cls.__dataclass_fields__}
         return cls(**{**values, "plan": Plan.from_json(given["plan"])})
+
+
+class Hardware(TypedDict):
+    """What `decide` is told about where a model will run."""
+
+    target: Target | None
+    engine: Engine | str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +83,7 @@ class Work:
     space: Space
 
     @property
-    def hardware(self) -> dict[str, Any]:
+    def hardware(self) -> Hardware:
         """What a decision is made for."""
         return {"target": self.target, "engine": "onednn" if self.engine == AUTO else as_engine(self.engine)}
 

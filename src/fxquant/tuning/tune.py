@@ -12,14 +12,14 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from torch import nn
 
 from fxquant.arguments import either, read_examples
 from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.compare import evaluating
-from fxquant.config.custom_config import as_convert_config
+from fxquant.config.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
 from fxquant.config.forms import closest
 from fxquant.config.qconfig_mapping import QConfigMapping
 from fxquant.config.rules import Rules
@@ -63,8 +63,8 @@ LOOKED_AT = 4  # batches that the ops are ranked by
 
 def tune(
     model: nn.Module,
-    calibration_data: Iterable[Any] | None,
-    evaluate: Callable[[nn.Module], Any],
+    calibration_data: Iterable[object] | None,
+    evaluate: Callable[[nn.Module], object],
     *,
     tolerance: float = 0.01,
     criterion: Criterion = "relative",
@@ -78,18 +78,18 @@ def tune(
     confidence: float = 0.95,
     seed: int = 0,
     recipes: Sequence[Plan] | None = None,
-    qconfig_mapping: Any = None,
-    example_inputs: Any = None,
-    example_kwargs: Mapping[str, Any] | None = None,
+    qconfig_mapping: object = None,
+    example_inputs: object = None,
+    example_kwargs: Mapping[str, object] | None = None,
     target: Target | str | None = None,
     engine: AnyEngine | None = None,
     num_batches: int | None = None,
     on_trial: Callable[[Trial], None] | None = None,
     progress: bool = False,
-    prepare_custom_config: Any = None,
-    convert_custom_config: Any = None,
-    prepare_custom_config_dict: Mapping[str, Any] | None = None,
-    convert_custom_config_dict: Mapping[str, Any] | None = None,
+    prepare_custom_config: PrepareCustomConfig | Mapping[str, object] | None = None,
+    convert_custom_config: ConvertCustomConfig | Mapping[str, object] | None = None,
+    prepare_custom_config_dict: Mapping[str, object] | None = None,
+    convert_custom_config_dict: Mapping[str, object] | None = None,
     **preparing: Any,
 ) -> TuneResult:
     """Find the fastest (or smallest, or most accurate) int8 model within a tolerance of the float model's score.
@@ -174,7 +174,13 @@ def tune(
 
 
 def _check(
-    tolerance: float, criterion: str, objective: str, strategy: str, max_trials: int, timeout: Any, confidence: float
+    tolerance: float,
+    criterion: str,
+    objective: str,
+    strategy: str,
+    max_trials: int,
+    timeout: float | None,
+    confidence: float,
 ) -> None:
     for name, value, known in (
         ("criterion", criterion, get_args(Criterion)),
@@ -198,7 +204,7 @@ def _default_rules(target: Target | str | None) -> object:
     return QConfigMapping().set_global(by_name(target).qconfig)
 
 
-def _looked_at(data: Iterable[Any]) -> tuple[Iterable[Any], list[Any]]:
+def _looked_at(data: Iterable[object]) -> tuple[Iterable[object], list[object]]:
     """The data, and its first batches; a one-shot iterator is put together again."""
     check_data(data)
     iterator = iter(data)
@@ -211,7 +217,7 @@ def _as_batch(example_inputs: object, example_kwargs: Mapping[str, object] | Non
     return args or kwargs
 
 
-def _setting(work: Work, batches: list[Any], objective: Objective, seed: int) -> Setting:
+def _setting(work: Work, batches: list[object], objective: Objective, seed: int) -> Setting:
     """What a strategy may look at: the space, and the ops ranked on a few batches."""
     return Setting(
         space=work.space,
@@ -245,7 +251,7 @@ def _with_units(work: Work) -> Work:
     return dataclasses.replace(work, space=Space(recipes=work.space.recipes, units=units))
 
 
-def default_recipes(rules: Any, objective: str) -> tuple[Plan, ...]:
+def default_recipes(rules: object, objective: str) -> tuple[Plan, ...]:
     """The rules as they are; then other ways to find ranges or, where size counts, activations in float."""
     asked = [q for q in Rules(rules, lambda one, other: one is other).mapping.qconfigs() if q is not None]
     if asked and not any(q.activation is not None and not q.activation.dynamic for q in asked):
@@ -255,7 +261,7 @@ def default_recipes(rules: Any, objective: str) -> tuple[Plan, ...]:
     return (Plan(), *(Plan(activation=(("observer", name),)) for name in ("minmax", "percentile")))
 
 
-def _executor(given: Any) -> Executor:
+def _executor(given: object) -> Executor:
     if given is None:
         return InProcess()
     if isinstance(given, str):
@@ -268,8 +274,7 @@ def _executor(given: Any) -> Executor:
         raise ConfigError(
             f"tune(executor=...): {type(given).__name__} has no start, run and close. Use Processes or Ray."
         )
-    checked: Executor = given
-    return checked
+    return cast(Executor, given)
 
 
 def _result(work: Work, journal: Journal, trials: list[Trial], stopped: str, objective: str) -> TuneResult:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import sys
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -62,7 +61,7 @@ def _does_nothing(node: fx.Node, region: Region) -> bool:
     return False
 
 
-def _slice(args: tuple[Any, ...]) -> tuple[Any, Any, Any, Any]:
+def _slice(args: tuple[object, ...]) -> tuple[object, object, object, object]:
     given = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
     return given[0], given[1], given[2], given[3]
 

@@ -59,8 +59,8 @@ def _fold(region: Region, node: fx.Node, op: Op, name: str, source: fx.Node, con
         return
     parameter = nn.Parameter(value, requires_grad=False)
     weight = argument(node, op, op.params.index("weight"))
-    read = isinstance(weight, fx.Node) and weight.op == "get_attr"
-    owner = str(weight.target).rpartition(".")[0] if read else scope_path(node)
+    reads = isinstance(weight, fx.Node) and weight.op == "get_attr"
+    owner = str(weight.target).rpartition(".")[0] if reads else scope_path(node)
     module = region.get_submodule(owner)
     if type(module) in op.modules or isinstance(module, op.modules):
         if not _is_free(region, owner, name, source):

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import torch
 from torch import fx
+from torch.fx.node import Target
 
 from fxquant.capture.canonical.alias import AliasSets
 from fxquant.capture.guards import apply_in_place
@@ -82,7 +83,9 @@ def _is_tensor(node: fx.Node) -> bool:
     return node.target not in ("size", "dim", "numel", "ndimension", getattr)
 
 
-def _inplace_position(target: Any) -> int | None:
+def _inplace_position(target: Target) -> int | None:
+    if isinstance(target, str):
+        return None
     try:
         names = list(inspect.signature(target).parameters)
     except (TypeError, ValueError):

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import Argument
 
 from fxquant.capture.canonical.lift_bag import ATEN_BAGS, read_bag
 from fxquant.capture.canonical.same_stock import follows_mode, has_settings, is_norm, owns, same_stock, stock_class
-from fxquant.capture.canonical.stock import RECIPES, TENSORS, Stock, build, read_call
+from fxquant.capture.canonical.stock import RECIPES, TENSORS, Stock, Tensors, build, read_call, weight_of
 from fxquant.graph.nodes import TensorInfo, scope_path
 from fxquant.graph.paths import class_name, free_path, get_attr, set_submodule
 from fxquant.graph.region import Region, origin_of, set_origin
@@ -53,7 +53,7 @@ def lift(region: Region, ops: OpTable = OPS) -> Region:
 class _Lifter:
     def __init__(self, region: Region, ops: OpTable) -> None:
         self.region, self.ops = region, ops
-        self.placed: dict[str, tuple[Stock, dict[str, Any]]] = {}  # path -> what was put there
+        self.placed: dict[str, tuple[Stock, Tensors]] = {}  # path -> what was put there
         self.moved: dict[str, str] = {}  # old path of a parameter -> new one
         self.renamed: dict[str, tuple[str, bool]] = {}  # the same for state dicts: (new path, transposed)
         self.shared: set[str] = set()  # paths of bare parameters that a new module holds as well
@@ -97,7 +97,7 @@ class _Lifter:
         tensors = None if bag is None else self._tensors({"weight": bag.weight})
         if bag is None or tensors is None:
             return
-        path = self._find_path(node, bag.stock(tensors["weight"].shape), tensors, "embedding_bag")
+        path = self._find_path(node, bag.stock(weight_of(tensors).shape), tensors, "embedding_bag")
         if path is not None:
             for result in bag.results:
                 self._call(result, bag.args, path)
@@ -126,12 +126,12 @@ class _Lifter:
             set_submodule(self.region, path, module)
         self._call(node, (call["input"],), path)
 
-    def _tensors(self, owned: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _tensors(self, owned: Mapping[str, object]) -> Tensors | None:
         """The tensors behind get_attr nodes; None if one is computed, or a weight is not of floats.
 
         A weight that is a buffer or a plain tensor counts as a parameter that does not train.
         """
-        found: dict[str, Any] = {}
+        found: dict[str, torch.Tensor | None] = {}
         for name, node in owned.items():
             if node is None:
                 found[name] = None
@@ -159,12 +159,12 @@ class _Lifter:
         modules = {id(m) for m in self.region.modules() for t in m._parameters.values() if t is tensor}
         return max(calls, len(modules))
 
-    def _place(self, node: fx.Node, source: fx.Node, stock: Stock, tensors: dict[str, Any], kind: str) -> None:
+    def _place(self, node: fx.Node, source: fx.Node, stock: Stock, tensors: Tensors, kind: str) -> None:
         path = self._find_path(node, stock, tensors, kind)
         if path is not None:
             self._call(node, (source,), path)
 
-    def _find_path(self, node: fx.Node, stock: Stock, tensors: dict[str, Any], kind: str) -> str | None:
+    def _find_path(self, node: fx.Node, stock: Stock, tensors: Tensors, kind: str) -> str | None:
         weight = stock.tensors.get("weight")
         owner = str(weight.target).rpartition(".")[0] if weight is not None else None
         for path in (scope_path(node), owner):
@@ -188,7 +188,7 @@ class _Lifter:
         scope = scope_path(node)
         return self._put(f"{scope}.{kind}" if scope else kind, stock, None, tensors)
 
-    def _owns_nothing_else(self, module: nn.Module, tensors: dict[str, Any]) -> bool:
+    def _owns_nothing_else(self, module: nn.Module, tensors: Tensors) -> bool:
         if self.ops.of(type(module)) is not None:
             return False  # another op's own weight
         state = {**module._parameters, **module._buffers}
@@ -201,7 +201,7 @@ class _Lifter:
             return False
         return path not in self.moved and module is not None and self.ops.of(type(module)) is None
 
-    def _put_at_parameter(self, path: str, stock: Stock, tensors: dict[str, Any], old: dict[str, str]) -> str | None:
+    def _put_at_parameter(self, path: str, stock: Stock, tensors: Tensors, old: dict[str, str]) -> str | None:
         for previous in old.values():  # plain tensors, which would hide a module of that name
             parent, _, attribute = previous.rpartition(".")
             self.region.get_submodule(parent).__dict__.pop(attribute, None)
@@ -222,7 +222,7 @@ class _Lifter:
         parent = self.originals.get(path.rpartition(".")[0], self.region)
         self.region.get_submodule(path).training = parent.training
 
-    def _put(self, path: str, stock: Stock, source: nn.Module | None, tensors: dict[str, Any]) -> str | None:
+    def _put(self, path: str, stock: Stock, source: nn.Module | None, tensors: Tensors) -> str | None:
         """Make sure that a stock module for this call is at `path`, or at a free path next to it."""
         if stock.training is not None and source is not None and not follows_mode(stock, source, tensors):
             return None
@@ -255,13 +255,14 @@ class _Lifter:
             if node is not None:
                 self.renamed.setdefault(str(node.target), (f"{path}.{name}", stock.transposed and name == "weight"))
 
-    def _build(self, stock: Stock, source: nn.Module | None, tensors: dict[str, Any]) -> nn.Module:
+    def _build(self, stock: Stock, source: nn.Module | None, tensors: Tensors) -> nn.Module:
         if stock.transposed:
-            weight = nn.Parameter(tensors["weight"].detach().t(), requires_grad=tensors["weight"].requires_grad)
+            before = weight_of(tensors)
+            weight = nn.Parameter(before.detach().t(), requires_grad=before.requires_grad)
             tensors = {**tensors, "weight": weight}
         return build(stock, source, tensors)
 
-    def _call(self, node: fx.Node, args: tuple[Any, ...], path: str) -> None:
+    def _call(self, node: fx.Node, args: tuple[Argument, ...], path: str) -> None:
         graph = node.graph
         with graph.inserting_before(node):
             call = graph.call_module(path, args)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import nn
 
-from fxquant.capture.canonical.stock import Stock
+from fxquant.capture.canonical.stock import Stock, Tensors
 from fxquant.ops.table import OpTable
 
 
@@ -16,7 +13,7 @@ def is_norm(module: object) -> bool:
     return issubclass(cls, (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm))
 
 
-def owns(module: nn.Module, tensors: Mapping[str, Any]) -> bool:
+def owns(module: nn.Module, tensors: Tensors) -> bool:
     """Whether the call's tensors are the module's own."""
     return all(tensor is None or getattr(module, name, None) is tensor for name, tensor in tensors.items())
 
@@ -27,12 +24,12 @@ def stock_class(stock: Stock, source: nn.Module, ops: OpTable) -> type[nn.Module
     return next((c for c in stocks if c in ops.of(stock.cls).modules), stock.cls)  # type: ignore[union-attr]
 
 
-def follows_mode(stock: Stock, module: nn.Module, tensors: Mapping[str, Any]) -> bool:
+def follows_mode(stock: Stock, module: nn.Module, tensors: Tensors) -> bool:
     """Whether the flag in the call is what a stock norm would use in the module's mode."""
     return stock.training is (module.training or tensors["running_mean"] is None)
 
 
-def same_stock(one: Stock, other: Stock, tensors: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+def same_stock(one: Stock, other: Stock, tensors: Tensors, theirs: Tensors) -> bool:
     return (
         one.cls is other.cls
         and dict(one.settings) == dict(other.settings)

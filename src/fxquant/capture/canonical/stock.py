@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 Arguments = dict[str, Any]
+Tensors: TypeAlias = Mapping[str, Tensor | None]  # that a call gives an op, by name
 _NAMES = {"self": "input", "indices": "input", "train": "training"}
 
 
@@ -56,22 +57,29 @@ def read_call(node: fx.Node) -> Arguments | None:
     return {_NAMES.get(key, key): value for key, value in values.items()}
 
 
-def _tuple(value: Any, dims: int) -> Any:
+def _tuple(value: object, dims: int) -> object:
     if isinstance(value, str):
         return value
     items = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     return items * dims if len(items) == 1 else items
 
 
+def weight_of(tensors: Tensors) -> Tensor:
+    """The weight of an op that cannot be without."""
+    weight = tensors["weight"]
+    assert weight is not None
+    return weight
+
+
 def _owned(call: Arguments, *names: str) -> dict[str, fx.Node | None]:
     return {name: call.get(name) for name in names}
 
 
-def _conv(dims: int, transposed: bool) -> Callable[[Arguments, Mapping[str, Any], int | None], Stock]:
+def _conv(dims: int, transposed: bool) -> Callable[[Arguments, Tensors, int | None], Stock]:
     cls: type[nn.Module] = getattr(nn, f"Conv{'Transpose' if transposed else ''}{dims}d")
 
-    def recipe(call: Arguments, tensors: Mapping[str, Any], ndim: int | None) -> Stock:
-        shape, groups = tensors["weight"].shape, call["groups"]
+    def recipe(call: Arguments, tensors: Tensors, ndim: int | None) -> Stock:
+        shape, groups = weight_of(tensors).shape, call["groups"]
         first, second = (shape[0], shape[1] * groups) if transposed else (shape[1] * groups, shape[0])
         settings = {
             "in_channels": first,
@@ -88,16 +96,16 @@ def _conv(dims: int, transposed: bool) -> Callable[[Arguments, Mapping[str, Any]
     return recipe
 
 
-def _linear(call: Arguments, tensors: Mapping[str, Any], ndim: int | None) -> Stock:
-    out_features, in_features = tensors["weight"].shape
+def _linear(call: Arguments, tensors: Tensors, ndim: int | None) -> Stock:
+    out_features, in_features = weight_of(tensors).shape
     settings = {"in_features": in_features, "out_features": out_features, "bias": call.get("bias") is not None}
     return Stock(cls=nn.Linear, settings=settings, tensors=_owned(call, "weight", "bias"))
 
 
-def _embedding(call: Arguments, tensors: Mapping[str, Any], ndim: int | None) -> Stock | None:
+def _embedding(call: Arguments, tensors: Tensors, ndim: int | None) -> Stock | None:
     if call.get("max_norm") is not None:
         return None  # it changes its own weight
-    count, dim = tensors["weight"].shape
+    count, dim = weight_of(tensors).shape
     padding = call["padding_idx"]
     settings = {
         "num_embeddings": count,
@@ -109,8 +117,8 @@ def _embedding(call: Arguments, tensors: Mapping[str, Any], ndim: int | None) ->
     return Stock(cls=nn.Embedding, settings=settings, tensors=_owned(call, "weight"))
 
 
-def _batch_norm(prefix: str) -> Callable[[Arguments, Mapping[str, Any], int | None], Stock | None]:
-    def recipe(call: Arguments, tensors: Mapping[str, Any], ndim: int | None) -> Stock | None:
+def _batch_norm(prefix: str) -> Callable[[Arguments, Tensors, int | None], Stock | None]:
+    def recipe(call: Arguments, tensors: Tensors, ndim: int | None) -> Stock | None:
         known = [tensor for tensor in tensors.values() if tensor is not None]
         dims = {2: 1, 3: 1, 4: 2, 5: 3}.get(ndim or 4)
         if dims is None:
@@ -134,7 +142,7 @@ def _batch_norm(prefix: str) -> Callable[[Arguments, Mapping[str, Any], int | No
     return recipe
 
 
-def _layer_norm(call: Arguments, tensors: Mapping[str, Any], ndim: int | None) -> Stock:
+def _layer_norm(call: Arguments, tensors: Tensors, ndim: int | None) -> Stock:
     settings = {
         "normalized_shape": tuple(call["normalized_shape"]),
         "eps": call["eps"],
@@ -145,7 +153,7 @@ def _layer_norm(call: Arguments, tensors: Mapping[str, Any], ndim: int | None) -
     return Stock(cls=nn.LayerNorm, settings=settings, tensors=_owned(call, "weight", "bias"), own=("bias",))
 
 
-def _group_norm(call: Arguments, tensors: Mapping[str, Any], ndim: int | None) -> Stock:
+def _group_norm(call: Arguments, tensors: Tensors, ndim: int | None) -> Stock:
     weight = tensors["weight"]
     settings = {
         "num_groups": call["num_groups"],
@@ -156,12 +164,12 @@ def _group_norm(call: Arguments, tensors: Mapping[str, Any], ndim: int | None) -
     return Stock(cls=nn.GroupNorm, settings=settings, tensors=_owned(call, "weight", "bias"), own=("num_channels",))
 
 
-def _prelu(call: Arguments, tensors: Mapping[str, Any], ndim: int | None) -> Stock:
-    settings = {"num_parameters": tensors["weight"].numel()}
+def _prelu(call: Arguments, tensors: Tensors, ndim: int | None) -> Stock:
+    settings = {"num_parameters": weight_of(tensors).numel()}
     return Stock(cls=nn.PReLU, settings=settings, tensors=_owned(call, "weight"))
 
 
-Recipe = Callable[[Arguments, Mapping[str, Any], "int | None"], "Stock | None"]
+Recipe = Callable[[Arguments, Tensors, "int | None"], "Stock | None"]
 RECIPES: Mapping[str, Recipe] = {
     **{f"conv{dims}d": _conv(dims, False) for dims in (1, 2, 3)},
     **{f"conv_transpose{dims}d": _conv(dims, True) for dims in (1, 2, 3)},
@@ -176,7 +184,7 @@ RECIPES: Mapping[str, Recipe] = {
 TENSORS = ("weight", "bias", "running_mean", "running_var")
 
 
-def build(stock: Stock, source: nn.Module | None, tensors: Mapping[str, Any]) -> nn.Module:
+def build(stock: Stock, source: nn.Module | None, tensors: Tensors) -> nn.Module:
     """The stock module, sharing `tensors`; children, further state and plain attributes come from `source`."""
     settings = dict(stock.settings)
     if source is not None and isinstance(source, stock.cls):
@@ -184,7 +192,7 @@ def build(stock: Stock, source: nn.Module | None, tensors: Mapping[str, Any]) ->
     module = stock.cls(**settings, device="meta")
     for name, tensor in tensors.items():
         if name in module._parameters:
-            module._parameters[name] = tensor
+            module._parameters[name] = cast("nn.Parameter | None", tensor)
         elif name in module._buffers:
             module._buffers[name] = tensor
     if "num_batches_tracked" in module._buffers:

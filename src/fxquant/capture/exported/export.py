@@ -21,7 +21,7 @@ import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx.node import map_arg
+from torch.fx.node import Argument, Target, map_arg
 from torch.utils import _pytree as pytree
 
 from fxquant.capture.batch import batch_size, double_batch
@@ -82,7 +82,7 @@ def _check_outputs(recording: Recording) -> None:
             raise CaptureError(f"torch.export: {why.text}, and the model returns one. Use method='piecewise'.", why=why)
 
 
-def _run_export(tree: nn.Module, slots: tuple[Slot, ...], values: dict[str, Any], dynamic: bool) -> ExportedProgram:
+def _run_export(tree: nn.Module, slots: tuple[Slot, ...], values: dict[str, object], dynamic: bool) -> ExportedProgram:
     args, kwargs = as_call(slots, values)
     shapes = None
     if dynamic:
@@ -93,7 +93,7 @@ def _run_export(tree: nn.Module, slots: tuple[Slot, ...], values: dict[str, Any]
         return torch.export.export(tree, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
-def _free_dims(leaf: Any) -> Any:
+def _free_dims(leaf: object) -> object:
     """All sizes, but only the batch of images and volumes: arithmetic on their sizes can take export minutes."""
     if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
         return None
@@ -160,10 +160,10 @@ class _Builder:
         set_origins(self.graph, self.tree)
         return Exported(graph=self.graph, sizes=sizes, free=free)
 
-    def _create(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    def _create(self, op: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> fx.Node:
         return self.graph.create_node(op, target, args, kwargs)
 
-    def _check_sizes(self, users: list[fx.Node], inputs: list[Any]) -> tuple[fx.Node | None, Any]:
+    def _check_sizes(self, users: list[fx.Node], inputs: list[object]) -> tuple[fx.Node | None, Any]:
         pairs = [(node, value) for node, value in zip(users, inputs, strict=True) if isinstance(value, fx.Node)]
         if not pairs:
             return None, ()
@@ -198,7 +198,7 @@ class _Builder:
         created.meta["tensor"] = _info(node.meta.get("val"))
         return created
 
-    def _copy(self, graph: fx.Graph, owner: nn.Module) -> tuple[Any, ...]:
+    def _copy(self, graph: fx.Graph, owner: nn.Module) -> tuple[object, ...]:
         """Copy a graph whose placeholders are in `env`; returns its outputs."""
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -231,7 +231,7 @@ class _Builder:
             )
         return value
 
-    def _inline(self, node: fx.Node) -> tuple[Any, ...]:
+    def _inline(self, node: fx.Node) -> tuple[object, ...]:
         """`with torch.no_grad()` and disabled autocast come as subgraphs; put their nodes where they are called."""
         at = 1 if node.target is _GRAD else 4
         if node.target is _AUTOCAST and node.args[2]:
@@ -266,12 +266,12 @@ class _Builder:
         raise _UnknownContainer
 
 
-def _hint(size: Any) -> int:
+def _hint(size: int | torch.SymInt) -> int:
     """The size in the example; 0 where it depends on data, until the graph has run."""
     return int(size.node.hint or 0) if isinstance(size, torch.SymInt) else int(size)
 
 
-def _info(value: Any) -> Any:
+def _info(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return TensorInfo(dtype=value.dtype, shape=tuple(_hint(size) for size in value.shape))
     if isinstance(value, (list, tuple)):

@@ -7,7 +7,6 @@ Export writes its guards as Python expressions such as `L['x'].size()[1] % 2 == 
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -39,7 +38,7 @@ class _Rewrite(ast.NodeTransformer):
 
 
 def conditions(
-    program: torch.export.ExportedProgram, arguments: dict[str, Any], vals: list[Any]
+    program: torch.export.ExportedProgram, arguments: dict[str, object], vals: list[torch.Tensor]
 ) -> list[Condition] | None:
     """The conditions over the tensors among `arguments` (by parameter name, in order); None if some cannot be written.
 

@@ -7,8 +7,6 @@ right, conditions that rule out 1 are relaxed to `size == 1 or ...`; if not, `si
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
@@ -49,7 +47,9 @@ def _probe(recording: Recording, region: Region, check: fx.Node, places: tuple[t
     check.args = (*check.args[:2], (*relaxed, (">=", size, 1)) if right else (*conditions, (">=", size, 2)))
 
 
-def _agree(recording: Recording, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> bool:
+def _agree(
+    recording: Recording, region: Region, args: tuple[object, ...], kwargs: dict[str, object], training: bool
+) -> bool:
     if any(isinstance(module, nn.EmbeddingBag) for module in region.modules()):
         return False  # offsets that do not fit the indices, and torch reads past their end
     reference = clone_tree(recording.model)

@@ -7,7 +7,7 @@ code outside their module reads (tied weights, `F.linear(x, self.embed.weight)`)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,9 @@ class Calls:
         return self.calls.get(self.first.get(path, path), [])
 
 
-def record_calls(tree: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ground: Ground | None = None) -> Calls:
+def record_calls(
+    tree: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], ground: Ground | None = None
+) -> Calls:
     """Run a clone of the user's model (it is left as it was) and write down what happens.
 
     A model in train mode is run in both modes; it may well take the example inputs in one of them only.
@@ -114,13 +116,13 @@ def _hooked(tree: nn.Module, recording: Calls, running: list[str]) -> Iterator[N
         if torch_compat.is_scripted(module):
             continue  # it takes no hooks
 
-        def enter(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+        def enter(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], path: str = path) -> None:
             running.append(path)
             calls = recording.calls.setdefault(path, [])
             if len(calls) - earlier.get(path, 0) < _MOST_CALLS:
                 calls.append(Call(copy_inputs(args), copy_inputs(kwargs)))
 
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
+        def leave(module: nn.Module, args: object, output: object) -> None:
             running.pop()
 
         handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
@@ -146,8 +148,12 @@ class _Watch(TorchFunctionMode):
                 self.owners.setdefault(id(tensor), set()).add(path)
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if self.running and not _is_harmless(func):
             for leaf in pytree.tree_leaves((args, kwargs)):
@@ -155,21 +161,23 @@ class _Watch(TorchFunctionMode):
                     self._note(leaf, func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _note(self, parameter: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note(
+        self, parameter: Tensor, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         uses = self.recording.uses.setdefault(self.names[id(parameter)], [])
         inside = not self.owners[id(parameter)].isdisjoint(self.running)
         light_args, light_kwargs = pytree.tree_map(self._light, (args, kwargs))
         uses.append(Use(function=func, args=light_args, kwargs=light_kwargs, user=self.running[-1], inside=inside))
 
-    def _light(self, leaf: Any) -> Any:
+    def _light(self, leaf: object) -> object:
         """Activations as their sizes and dtypes, so that they are not kept alive."""
         if isinstance(leaf, Tensor) and id(leaf) not in self.names:
             return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
         return leaf
 
 
-def _is_harmless(func: Any) -> bool:
+def _is_harmless(func: Callable[..., object]) -> bool:
     name = getattr(func, "__name__", "")
     if name == "__get__":
-        return getattr(func.__self__, "__name__", "") in _HARMLESS
+        return getattr(getattr(func, "__self__", None), "__name__", "") in _HARMLESS
     return name in _HARMLESS_METHODS

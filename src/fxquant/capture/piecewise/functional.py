@@ -45,11 +45,13 @@ class Spelling:
         return self.name in _PRODUCTS and self.args == (_ADDMM if self.name == "addmm" else _MATMUL) and not self.kwargs
 
 
-def spell(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], weight: object) -> tuple[Spelling, list[Any]]:
+def spell(
+    func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], weight: object
+) -> tuple[Spelling, list[Tensor]]:
     """The spelling of a call, and the tensors in it besides the weight, in order."""
-    tensors: list[Any] = []
+    tensors: list[Tensor] = []
 
-    def mark(value: Any) -> Any:
+    def mark(value: object) -> object:
         if value is weight:
             return "<weight>"
         if isinstance(value, Tensor):
@@ -84,7 +86,7 @@ def weight_region(use: Use, parameter: Tensor, ops: OpTable) -> tuple[Region, Sp
         graph = fx.Graph()
         nodes = {id(tensor): graph.placeholder("x") for tensor in (parameter, *tensors)}
 
-        def as_node(value: Any) -> Any:
+        def as_node(value: object) -> Any:
             return nodes.get(id(value), value)
 
         call = read_call(
@@ -133,10 +135,15 @@ class Weight(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        cls,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") == "__get__" and getattr(func.__self__, "__name__", "") in _METADATA:
+        read = getattr(getattr(func, "__self__", None), "__name__", "")
+        if getattr(func, "__name__", "") == "__get__" and read in _METADATA:
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         weight = next((value for value in (*args, *kwargs.values()) if isinstance(value, Weight)), None)
         if weight is not None:
@@ -147,16 +154,22 @@ class Weight(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         args, kwargs = torch.utils._pytree.tree_map(_read, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-def _read(value: Any) -> Any:
+def _read(value: object) -> object:
     return value.read() if isinstance(value, Weight) else value
 
 
-def _run(weight: Weight, tensors: list[Any]) -> Tensor:
+def _run(weight: Weight, tensors: list[Tensor]) -> Tensor:
     if weight.spelling.name == "addmm":
         tensors = tensors[::-1]
     result: Tensor = weight.region(tensors[0])
@@ -211,7 +224,7 @@ def _with_weights(base: Any, names: tuple[str, ...]) -> type[nn.Module]:
     def reader(name: str) -> property:
         return property(lambda self: Weight(self._modules[name], self.__dict__[_SITES][name]))
 
-    def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+    def reduce(self: nn.Module, protocol: object) -> tuple[object, ...]:
         return _remake, (base, names), self.__dict__
 
     members: dict[str, Any] = {name: reader(name) for name in names}
@@ -229,6 +242,6 @@ def _with_weights(base: Any, names: tuple[str, ...]) -> type[nn.Module]:
     return type(base.__name__, (base,), members)
 
 
-def _remake(base: Any, names: tuple[str, ...]) -> nn.Module:
+def _remake(base: object, names: tuple[str, ...]) -> nn.Module:
     cls = _with_weights(base, names)
     return cls.__new__(cls)

@@ -45,7 +45,7 @@ class Watch:
     called: set[nn.Module] = field(default_factory=set)
     depth: int = 0
 
-    def intercept(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def intercept(self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         body: Callable[..., Any] = vars(function)["__wrapped__"]
         self.depth += 1
         try:
@@ -53,19 +53,19 @@ class Watch:
         finally:
             self.depth -= 1
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self.called.add(module)
         known = self.seen.get(module)
         if (self.depth or self.wanted(module)) and (known is None or known.depth < self.depth):
             self.seen[module] = Seen(call=Call(copy_inputs(args), copy_inputs(kwargs)), depth=self.depth)
         self.depth += is_wrapped(module)
 
-    def after(self, module: nn.Module, *_: Any) -> None:
+    def after(self, module: nn.Module, *_: object) -> None:
         self.depth -= is_wrapped(module)
 
 
 def watch_calls(
-    tree: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Callable[[nn.Module], bool]
+    tree: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], wanted: Callable[[nn.Module], bool]
 ) -> Watch:
     """Run the model: the first calls of the modules that are wanted, and of all that wrapped bodies call, in order.
 

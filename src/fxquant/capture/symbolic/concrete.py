@@ -15,13 +15,13 @@ import importlib
 import itertools
 import linecache
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate
+from torch.fx.node import Argument, Target, map_aggregate
 from torch.fx.proxy import Attribute, TraceError
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,6 +40,8 @@ _METADATA = frozenset(
         *("len", "unpack", "is_tensor", "requires_grad", "is_contiguous", "itemsize", "element_size", "get_device"),
     )
 )
+
+T = TypeVar("T")
 
 
 class Refused(TraceError):
@@ -63,10 +65,12 @@ class Values:
         self.inputs = {slot.name: copy_inputs(slot.value) for slot in slots}
         self.running = False  # an op is run on values: nothing is recorded meanwhile
 
-    def evaluate(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+    def evaluate(
+        self, kind: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+    ) -> tuple[object, bool]:
         """(value, whether it or its size depends on data) of a node that is being recorded."""
         if kind == "placeholder":
-            return self.inputs.get(target, UNKNOWN), False
+            return self.inputs.get(str(target), UNKNOWN), False
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, fx.Proxy)]
         values = [value_of(proxy) for proxy in given]
         if any(value is UNKNOWN for value in values) or kind not in ("call_function", "call_method", "call_module"):
@@ -87,9 +91,9 @@ class Values:
         reads = name not in _METADATA and any(_holds_tensor(v) for v in values) and not _holds_tensor(value)
         return value, from_data or reads or watch.found
 
-    def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+    def _call(self, kind: str, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         with torch.no_grad():
-            if kind == "call_function":
+            if not isinstance(target, str):
                 return target(*args, **kwargs)
             if kind == "call_method":
                 return getattr(args[0], target)(*args[1:], **kwargs)
@@ -103,7 +107,13 @@ class _DataWatch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.found = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         self.found |= func.namespace not in ("aten", "prim", "prims")  # a custom op tells nothing of its sizes
         if torch.Tag.dynamic_output_shape in func.tags:
             masks = [t for t in pytree.tree_leaves(args[1:]) if isinstance(t, Tensor) and t.dtype in _MASKS]
@@ -115,7 +125,7 @@ class _DataWatch(TorchDispatchMode):
 _MASKS = (torch.bool, torch.uint8)
 
 
-def value_of(proxy: fx.Proxy) -> Any:
+def value_of(proxy: fx.Proxy) -> object:
     """The value in the example, or UNKNOWN."""
     if type(proxy) is Attribute or "root" in proxy.__dict__:
         owner = value_of(proxy.__dict__["root"])
@@ -130,7 +140,7 @@ def is_data(proxy: fx.Proxy) -> bool:
     return bool(proxy.__dict__.get("data", False))
 
 
-def decide(proxy: fx.Proxy, how: str, convert: Callable[[Any], Any], why: Reason) -> Any:
+def decide(proxy: fx.Proxy, how: str, convert: Callable[[Any], T], why: Reason) -> T:
     """Give the plain value that code asks for, with a check in the graph; a TraceError if it is not metadata."""
     value = value_of(proxy)
     refused: list[Exception] = proxy.tracer.__dict__.setdefault("refused", [])  # the user's code may catch it
@@ -143,7 +153,7 @@ def decide(proxy: fx.Proxy, how: str, convert: Callable[[Any], Any], why: Reason
         refused.append(error)
         raise
     fixed = convert(value)
-    proxy.tracer.create_node("call_function", check_same, (proxy.node, how, fixed), {})
+    proxy.tracer.create_node("call_function", check_same, (proxy.node, how, cast(Any, fixed)), {})
     return fixed
 
 
@@ -160,15 +170,15 @@ def is_argument_of_method() -> bool:
     return "." in source.partition("(")[0] and source.endswith(")")
 
 
-def _unwrap(value: Any) -> Any:
+def _unwrap(value: object) -> object:
     return value_of(value) if isinstance(value, fx.Proxy) else value
 
 
-def _holds_tensor(value: Any) -> bool:
+def _holds_tensor(value: object) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
 
 
-def _isinstance(value: Any, classes: Any) -> bool:
+def _isinstance(value: object, classes: Any) -> bool:
     """`isinstance` for the user's code: a proxy is what it was in the example. (Its `__class__` has to stay: torch
     would read it as a tensor's memory.)"""
     if isinstance(value, fx.Proxy) and (example := value_of(value)) is not UNKNOWN:
@@ -196,8 +206,8 @@ def _patched_isinstance(tree: nn.Module) -> Iterator[None]:
 def seeing_proxies(tree: nn.Module) -> Iterator[None]:
     """Functions that do not look for proxies among their arguments do, while the user's code is traced."""
 
-    def sized(original: Any) -> Any:
-        def call(*size: Any, **kwargs: Any) -> Any:
+    def sized(original: Callable[..., object]) -> Callable[..., object]:
+        def call(*size: object, **kwargs: object) -> object:
             found = next((item for item in pytree.tree_leaves(size) if isinstance(item, fx.Proxy)), None)
             if found is not None:
                 sizes = size if len(size) > 1 else size[0]
@@ -206,15 +216,15 @@ def seeing_proxies(tree: nn.Module) -> Iterator[None]:
 
         return call
 
-    def of_dtype(original: Any) -> Any:
-        def call(dtype: Any, *rest: Any) -> Any:
+    def of_dtype(original: Callable[..., object]) -> Callable[..., object]:
+        def call(dtype: object, *rest: object) -> object:
             if isinstance(dtype, fx.Proxy):
                 dtype = decide(dtype, "dtype", lambda value: value, Reason("torch.finfo needs a dtype"))
             return original(dtype, *rest)
 
         return call
 
-    def tensor(data: Any, **kwargs: Any) -> Any:
+    def tensor(data: object, **kwargs: Any) -> object:
         found = [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, fx.Proxy)]
         if found:
             return found[0].tracer.create_proxy("call_function", original_tensor, (data,), kwargs)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from typing_extensions import Self
 
 from fxquant.capture.guards import check_items, check_key, take_item
 
@@ -32,11 +33,11 @@ class Given:
     counted: bool
     changed: bool
 
-    def _begin(self, proxy: fx.Proxy, name: str, example: Any, open_: Open) -> None:
+    def _begin(self, proxy: fx.Proxy, name: str, example: object, open_: Open) -> None:
         self.proxy, self.name, self.example, self.open = proxy, name, example, open_
         self.seen, self.counted, self.changed = set(), False, False
 
-    def _take(self, key: Any) -> Any:
+    def _take(self, key: object) -> object:
         item = self.proxy.tracer.create_proxy("call_function", take_item, (self.proxy, key, self.name), {})
         return self.open(item, f"{self.name}[{key!r}]", self.example[key])
 
@@ -47,27 +48,27 @@ class Given:
             keys = tuple(self.example) if isinstance(self.example, dict) else len(self.example)
             self.proxy.tracer.create_proxy("call_function", check_items, (self.proxy, self.name, keys), {})
 
-    def whole(self) -> Any:
+    def whole(self) -> object:
         """What a call is given."""
         return self.proxy
 
 
 class GivenDict(Given, dict[Any, Any]):
-    def __init__(self, proxy: fx.Proxy, name: str, example: dict[Any, Any], open_: Open) -> None:
+    def __init__(self, proxy: fx.Proxy, name: str, example: dict[object, object], open_: Open) -> None:
         self._begin(proxy, name, example, open_)
         super().__init__(dict.fromkeys(example, proxy))  # torch.fx.wrap looks for proxies in what a call is given
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> object:
         if key not in self.seen and not self.changed and dict.__contains__(self, key):
             self.seen.add(key)
             dict.__setitem__(self, key, self._take(key))
         return dict.__getitem__(self, key)
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: object, default: object = None) -> object:
         found = key in self
         return self[key] if found else default
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: object) -> bool:
         found = dict.__contains__(self, key)
         if not self.counted and not self.changed and key not in self.seen:
             arguments = (self.proxy, self.name, key, found)
@@ -80,7 +81,7 @@ class GivenDict(Given, dict[Any, Any]):
             self[key]
         return self
 
-    def whole(self) -> Any:
+    def whole(self) -> object:
         return dict(dict.items(self)) if self.changed else self.proxy
 
     def _change(self) -> None:
@@ -90,7 +91,7 @@ class GivenDict(Given, dict[Any, Any]):
 class _GivenSequence(Given):
     """Lists and tuples: C code reads them past our methods, so plain values in them are fixed from the start."""
 
-    def _open_all(self) -> Any:
+    def _open_all(self) -> Self:
         self._count()
         return self
 
@@ -103,17 +104,17 @@ class _GivenSequence(Given):
 
 
 class GivenList(_GivenSequence, list[Any]):
-    def __init__(self, proxy: fx.Proxy, name: str, example: list[Any], open_: Open) -> None:
+    def __init__(self, proxy: fx.Proxy, name: str, example: list[object], open_: Open) -> None:
         self._begin(proxy, name, example, open_)
         super().__init__(self._take(index) for index in range(len(example)))
         self._count_plain()
 
-    def whole(self) -> Any:
+    def whole(self) -> object:
         return list(list.__iter__(self)) if self.changed else self.proxy
 
 
 class GivenTuple(_GivenSequence, tuple[Any, ...]):
-    def __new__(cls, proxy: fx.Proxy, name: str, example: tuple[Any, ...], open_: Open) -> GivenTuple:
+    def __new__(cls, proxy: fx.Proxy, name: str, example: tuple[object, ...], open_: Open) -> GivenTuple:
         maker = Given()
         maker._begin(proxy, name, example, open_)
         made = super().__new__(cls, (maker._take(index) for index in range(len(example))))
@@ -121,23 +122,23 @@ class GivenTuple(_GivenSequence, tuple[Any, ...]):
         made._count_plain()
         return made
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: object) -> None:
         pass
 
 
-def _reading(kind: type, method: str) -> Callable[..., Any]:
+def _reading(kind: type, method: str) -> Callable[..., object]:
     original = getattr(kind, method)
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: GivenDict | _GivenSequence, *args: object, **kwargs: object) -> object:
         return original(self._open_all(), *args, **kwargs)
 
     return call
 
 
-def _changing(kind: type, method: str) -> Callable[..., Any]:
+def _changing(kind: type, method: str) -> Callable[..., object]:
     original = getattr(kind, method)
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: GivenDict | _GivenSequence, *args: object, **kwargs: object) -> object:
         self._change()
         return original(self, *args, **kwargs)
 
@@ -166,12 +167,12 @@ for _cls, _kind, _names in (
 _KINDS: dict[type, type[Given]] = {dict: GivenDict, list: GivenList, tuple: GivenTuple}
 
 
-def open_container(proxy: fx.Proxy, name: str, example: Any, open_: Open) -> Any:
+def open_container(proxy: fx.Proxy, name: str, example: object, open_: Open) -> object:
     """The container that code sees in the place of one of the inputs."""
     return _KINDS[type(example)](proxy, name, example, open_)  # type: ignore[call-arg]
 
 
-def is_container(value: Any) -> bool:
+def is_container(value: object) -> bool:
     return type(value) in _KINDS
 
 
@@ -186,9 +187,9 @@ def hand_on(value: Any) -> Any:
     return value
 
 
-def parts_of(value: Any) -> Iterator[Any]:
+def parts_of(value: object) -> Iterator[object]:
     """A container, and those in it."""
-    if is_container(value):
+    if isinstance(value, (dict, list, tuple)) and is_container(value):
         yield value
         for item in value.values() if isinstance(value, dict) else value:
             yield from parts_of(item)

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx, nn
 from torch.fx import _pytree as fx_pytree
+from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
 
 from fxquant.capture.conditions import Condition
@@ -24,13 +25,15 @@ from fxquant.graph import torch_compat
 from fxquant.graph.paths import join_path
 
 # wrappers of torch.export around part of a graph -> where their subgraph is among the arguments
-_WRAPPERS = {
+_WRAPPERS: dict[object, int] = {
     torch.ops.higher_order.wrap_with_set_grad_enabled: 1,
     torch.ops.higher_order.wrap_with_autocast: 4,
 }
 
 
-def inline(tracer: fx.Tracer, module: fx.GraphModule, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def inline(
+    tracer: fx.Tracer, module: fx.GraphModule, path: str, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """What a graph module's graph computes, recorded by the tracer. `path` is where the module stands."""
     values = _flat_inputs(module, args, kwargs)
     if torch_compat.is_exported(module):
@@ -39,7 +42,7 @@ def inline(tracer: fx.Tracer, module: fx.GraphModule, path: str, args: tuple[Any
     return module.graph.process_outputs(result)
 
 
-def _flat_inputs(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _flat_inputs(module: fx.GraphModule, args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
     info = getattr(module.graph._codegen, "pytree_info", None)
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     bound.apply_defaults()
@@ -53,7 +56,7 @@ def _flat_inputs(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str
     return flat
 
 
-def _check_sizes(tracer: fx.Tracer, module: fx.GraphModule, values: list[Any]) -> None:
+def _check_sizes(tracer: fx.Tracer, module: fx.GraphModule, values: list[object]) -> None:
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
     pairs = [(n, v) for n, v in zip(nodes, values, strict=True) if isinstance(v, fx.Proxy)]
     known = [(n.meta.get("val"), v) for n, v in pairs if isinstance(n.meta.get("val"), torch.Tensor)]
@@ -91,13 +94,13 @@ class _Inline(fx.Interpreter):
         super().__init__(module, garbage_collect_values=False)
         self.tracer, self.path = tracer, path
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         if n.op == "call_module" and torch_compat.is_guards(self.fetch_attr(str(n.target))):
             return None
         with _within(self.tracer, self.path, n):
             return super().run_node(n)
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
         at = _WRAPPERS.get(target)
         if at is not None and not (at == 4 and args[2]):
             graph: Any = args[at]

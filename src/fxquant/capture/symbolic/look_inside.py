@@ -10,7 +10,6 @@ import os
 import sysconfig
 import types
 from collections.abc import Callable
-from typing import Any
 
 from torch import fx, nn
 from torch.utils import _pytree as pytree
@@ -23,7 +22,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 _LIBRARY = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
 
 
-def takes_weights(function: Any, args: Any, kwargs: Any) -> bool:
+def takes_weights(function: object, args: object, kwargs: object) -> bool:
     """Whether a function that is about to be recorded as one call is a library's, and is given weights."""
     if not isinstance(function, types.FunctionType) or hasattr(function, WRAPPED) or is_foreign(function.__module__):
         return False
@@ -39,7 +38,7 @@ def _is_installed(function: types.FunctionType) -> bool:
     )
 
 
-def look_inside(tracer: fx.Tracer, call: Callable[[], Any]) -> fx.Proxy:
+def look_inside(tracer: fx.Tracer, call: Callable[[], object]) -> fx.Proxy:
     """The function's result, recorded op by op; if that fails, the graph is as it was."""
     refused: list[Exception] = tracer.__dict__.setdefault("refused", [])
     nodes, known = list(tracer.graph.nodes), len(refused)

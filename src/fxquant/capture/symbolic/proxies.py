@@ -42,12 +42,12 @@ class Proxy(fx.Proxy):
     def __float__(self) -> float:
         return float(decide(self, "float", float, Reason("a traced variable cannot be used as a plain number")))
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
 
-def _record_in_place(name: str) -> Callable[[fx.Proxy, Any], fx.Proxy]:
-    def method(self: fx.Proxy, other: Any) -> fx.Proxy:
+def _record_in_place(name: str) -> Callable[[fx.Proxy, object], fx.Proxy]:
+    def method(self: fx.Proxy, other: object) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", getattr(operator, name), (self, other), {})
 
     return method
@@ -72,7 +72,7 @@ class StateProxy(Proxy):
     def dtype(self) -> torch.dtype:
         return self.tensor.dtype
 
-    def size(self, dim: int | None = None) -> Any:
+    def size(self, dim: int | None = None) -> object:
         return self.tensor.size() if dim is None else self.tensor.size(dim)
 
     def dim(self) -> int:
@@ -100,5 +100,5 @@ class _Attribute(Proxy, fx.proxy.Attribute):
     def node(self, value: fx.Node) -> None:
         self._node = value
 
-    def __call__(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+    def __call__(self, *args: object, **kwargs: object) -> fx.Proxy:
         return fx.proxy.Attribute.__call__(self, *args, **kwargs)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.fx.immutable_collections import immutable_dict
+from torch.fx.node import Argument, Target
 
 from fxquant.capture.guards import unpack
 from fxquant.capture.inputs import add_placeholders, as_call
@@ -68,10 +69,12 @@ class _Tracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return Proxy(node, self)
 
-    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> fx.Proxy:
+    def create_proxy(
+        self, kind: str, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any, **more: Any
+    ) -> fx.Proxy:
         if self.lazy:
             args, kwargs = hand_on(args), hand_on(kwargs)
-        if kind == "call_function" and takes_weights(target, args, kwargs):
+        if not isinstance(target, str) and kind == "call_function" and takes_weights(target, args, kwargs):
             try:
                 return look_inside(self, lambda: target(*args, **kwargs))
             except Exception:
@@ -83,13 +86,15 @@ class _Tracer(fx.Tracer):
             proxy.__dict__.update(example=example, data=data)
         return proxy
 
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         if self.values is not None and self.values.running:
             return forward(*args, **kwargs)
         if is_graph(m):
             path = self.path_of_module(m)
 
-            def forward(*given: Any, **named: Any) -> Any:
+            def forward(*given: object, **named: object) -> object:
                 return inline(self, m, path, given, named)
 
         return super().call_module(m, forward, args, kwargs)
@@ -97,8 +102,9 @@ class _Tracer(fx.Tracer):
     def to_bool(self, obj: fx.Proxy) -> bool:
         return bool(decide(obj, "bool", bool, Cause.CONTROL_FLOW.because()))
 
-    def iter(self, obj: Any) -> Any:
-        return iter([obj[i] for i in range(decide(obj, "len", len, Cause.ITERATED.because()))])
+    def iter(self, obj: fx.Proxy) -> Iterator[object]:
+        items: Any = obj
+        return iter([items[i] for i in range(decide(obj, "len", len, Cause.ITERATED.because()))])
 
     def keys(self, obj: fx.Proxy) -> Any:
         if isinstance(value_of(obj), dict):
@@ -114,7 +120,7 @@ class _Tracer(fx.Tracer):
             return False  # a pad of its own, then a conv: as torch.export sees it
         return type(m).__module__.startswith("torch.nn") and not isinstance(m, _CONTAINERS)
 
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
+    def getattr(self, attr: str, attr_val: object, parameter_proxy_cache: dict[str, fx.Proxy]) -> object:
         """Buffers are proxies too: else `self.steps.add_(1)` would run on the user's own buffer while tracing."""
         if not isinstance(attr_val, torch.Tensor) or (self.values is not None and self.values.running):
             return attr_val
@@ -129,14 +135,14 @@ class _Tracer(fx.Tracer):
         return parameter_proxy_cache[name]
 
     def create_args_for_root(
-        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
-    ) -> tuple[Any, list[Any]]:
+        self, root_fn: Callable[..., object], is_module: bool, concrete_args: object = None
+    ) -> tuple[object, list[object]]:
         values = add_placeholders(self.create_proxy, self.slots, lazy=self.lazy)
         if not self.lazy:
             self.containers = {id(part) for value in values.values() for part in parts_of(value)}
         args, kwargs = as_call(self.slots, values)
 
-        def call() -> Any:
+        def call() -> object:
             if is_wrapped(self.root):
                 return self.create_proxy("call_function", run_forward, (self.root, *args), kwargs)
             if is_graph(self.root) and self.traced_func_name == "forward":
@@ -145,10 +151,12 @@ class _Tracer(fx.Tracer):
 
         return call, []
 
-    def call_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Proxy:
+    def call_wrapped(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> fx.Proxy:
         return self.create_proxy("call_function", function, args, kwargs)
 
-    def create_arg(self, a: Any) -> Any:
+    def create_arg(self, a: object) -> Argument:
         if isinstance(a, fx.Proxy):
             return a.node
         if isinstance(a, Given):
@@ -179,7 +187,7 @@ class _Unholdable(NotImplementedError):
         self.why = why
 
 
-def run_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def run_forward(module: nn.Module, *args: object, **kwargs: object) -> object:
     """The forward of a root whose class is wrapped, as one call."""
     return module.forward(*args, **kwargs)
 

@@ -36,12 +36,12 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 @overload
 def wrap(target: None = None) -> Callable[[_T], _T]: ...
 @overload
-def wrap(target: str) -> Callable[..., Any]: ...
+def wrap(target: str) -> Callable[..., object]: ...
 @overload
 def wrap(target: _T) -> _T: ...
 
 
-def wrap(target: Any = None) -> Any:
+def wrap(target: object = None) -> object:
     """Leave the body of a function, method or module class as written: one call in a captured graph.
 
     Modules that are called inside still take qconfigs and are quantized. As a decorator, with or without parentheses,
@@ -79,9 +79,9 @@ def has_wrapped_method(module: nn.Module) -> bool:
     return any(hasattr(getattr(member, "__func__", member), WRAPPED) for member in members)
 
 
-def _wrap_function(function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_function(function: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> object:
         intercept = _find_intercept(args, kwargs)
         if intercept is not None:
             return intercept(wrapped, args, kwargs)
@@ -91,7 +91,7 @@ def _wrap_function(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _find_intercept(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intercept | None:
+def _find_intercept(args: tuple[object, ...], kwargs: dict[str, object]) -> Intercept | None:
     owner = args[0] if args else None
     if isinstance(owner, nn.Module):
         return cast("Intercept | None", owner.__dict__.get(_INTERCEPT))
@@ -129,7 +129,7 @@ def _wrap_named(name: str) -> Any:
     return new
 
 
-def _resolve(name: str) -> tuple[Any, str, Any]:
+def _resolve(name: str) -> tuple[object, str, Any]:
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         try:

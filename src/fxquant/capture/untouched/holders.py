@@ -32,56 +32,56 @@ def _same_items(a: Collection[object], b: Collection[object]) -> bool:
     return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
-def _read_table(table: dict[Any, Any]) -> dict[Any, Any]:
+def _read_table(table: dict[object, object]) -> dict[object, object]:
     """What a dict holds, past the methods of its own class: those may make something up, or fail."""
     keys = collections.OrderedDict.keys(table) if isinstance(table, collections.OrderedDict) else dict.keys(table)
     return {key: dict.__getitem__(table, key) for key in keys}
 
 
-def _same_table(table: dict[Any, Any], state: dict[Any, Any]) -> bool:
+def _same_table(table: dict[object, object], state: dict[object, object]) -> bool:
     held = table if type(table) is dict else _read_table(table)
     return _same_items(held, state) and _same_items(held.values(), state.values())
 
 
-def _put_table(table: dict[Any, Any], state: dict[Any, Any]) -> None:
+def _put_table(table: dict[object, object], state: dict[object, object]) -> None:
     base = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
     base.clear(table)
     for key, value in state.items():
         base.__setitem__(table, key, value)
 
 
-def _put_module(table: dict[str, Any], state: dict[str, Any]) -> None:
+def _put_module(table: dict[str, object], state: dict[str, object]) -> None:
     for name in [name for name in table if name not in state and not name.startswith(KEPT)]:
         del table[name]
     table.update(state)
 
 
-def _put_list(value: list[Any], state: list[Any]) -> None:
+def _put_list(value: list[object], state: list[object]) -> None:
     list.__setitem__(value, slice(None), state)
 
 
-def _put_set(value: set[Any], state: set[Any]) -> None:
+def _put_set(value: set[object], state: set[object]) -> None:
     set.clear(value)
     set.update(value, state)
 
 
-def _deque(value: collections.deque[Any]) -> list[Any]:
+def _deque(value: collections.deque[object]) -> list[object]:
     return list(collections.deque.__iter__(value))
 
 
-def _put_deque(value: collections.deque[Any], state: list[Any]) -> None:
+def _put_deque(value: collections.deque[object], state: list[object]) -> None:
     collections.deque.clear(value)
     collections.deque.extend(value, state)
 
 
-def _read_cell(cell: types.CellType) -> tuple[Any, ...]:
+def _read_cell(cell: types.CellType) -> tuple[object, ...]:
     try:
         return (cell.cell_contents,)
     except ValueError:  # empty
         return ()
 
 
-def _put_cell(cell: types.CellType, state: tuple[Any, ...]) -> None:
+def _put_cell(cell: types.CellType, state: tuple[object, ...]) -> None:
     if state:
         cell.cell_contents = state[0]
     else:

@@ -152,7 +152,7 @@ class Snapshot:
     def _is_followed(self, code: object) -> bool:
         return self._ground is not None and self._ground.knows(code)
 
-    def _enter_table(self, name: str, table: Any) -> None:
+    def _enter_table(self, name: str, table: object) -> None:
         """A table that torch keeps on a module. Most are empty, and the children are entered by themselves."""
         if not table:
             self._empty.append(table)
@@ -162,7 +162,7 @@ class Snapshot:
         if name not in ("_parameters", "_modules"):
             self._pending += [(value, 0) for value in (table.values() if isinstance(table, dict) else ())]
 
-    def _visit(self, value: Any) -> None:
+    def _visit(self, value: object) -> None:
         if type(value) not in ATOMS:
             self._pending.append((value, self._root))
 
@@ -208,7 +208,7 @@ class Snapshot:
         elif not is_foreign(cls.__module__) or isinstance(value, _HOLDERS):
             self._enter_object(value, cls)
 
-    def _enter_object(self, value: Any, cls: type) -> None:
+    def _enter_object(self, value: object, cls: type) -> None:
         table = getattr(value, "__dict__", None)
         if isinstance(table, dict):
             self._visit(table)
@@ -255,7 +255,7 @@ class Ground:
         return id(code) in self._snapshot._seen or code in self._snapshot._classes
 
 
-def _rebind(table: dict[str, Any], name: str, value: Any) -> None:
+def _rebind(table: dict[str, object], name: str, value: object) -> None:
     if is_missing(value):
         table.pop(name, None)
     elif table.get(name) is not value:

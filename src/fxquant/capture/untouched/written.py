@@ -6,8 +6,7 @@ A captured model shares its parameters with the user's, but not these.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,13 @@ class Written(TorchDispatchMode):
         self.parameters = {p.untyped_storage().data_ptr(): p for p in real if p.untyped_storage().nbytes()}
         self.saved: dict[int, tuple[nn.Parameter, Tensor]] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if func._schema.is_mutable:
             given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **(kwargs or {})}
             for argument in func._schema.arguments:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
@@ -136,7 +135,7 @@ class QConfig:
                 "Config(algo_config=...): give algorithms to fxquant.quantize(algorithms=...). Leave it out here."
             )
 
-    def rule(self, *, training: bool) -> Callable[[str, str, Any], Chosen | str | None]:
+    def rule(self, *, training: bool) -> Callable[[str, str, object], Chosen | str | None]:
         """The config as a rule `(name, kind, op) -> QConfig`."""
 
         def choose(name: str, kind: str, op: object) -> Chosen | str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -26,7 +25,7 @@ class ModelQuantizer:
     def __init__(self, config: QConfig) -> None:
         self.config = config
 
-    def quantize_model(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> nn.Module:
+    def quantize_model(self, model: nn.Module, dataloader: Iterable[object] | None = None) -> nn.Module:
         """A model that simulates the quantized one, and trains. Without data its ranges come from training.
 
         `model` is a module, or what `torch.export` made of one (`.module()`). It is not changed.
@@ -47,7 +46,7 @@ class ModelQuantizer:
         return freeze(model)
 
 
-def _rows_as_exported(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _rows_as_exported(model: nn.Module, args: tuple[object, ...]) -> tuple[object, ...]:
     """As many rows of a batch as the program was exported with: its own module takes no others."""
     if not isinstance(model, fx.GraphModule):
         return args
@@ -84,7 +83,7 @@ class ModelExporter:
         self.config = config or ExporterConfig()
         self.export_dir = Path(export_dir)
 
-    def export_onnx_model(self, model: nn.Module, input_args: torch.Tensor | tuple[Any, ...]) -> Path:
+    def export_onnx_model(self, model: nn.Module, input_args: torch.Tensor | tuple[object, ...]) -> Path:
         """Write a frozen, trained or converted model as ONNX."""
         path = export_onnx(model, input_args, self.export_dir)
         if self.config.json_export_config is not None:
@@ -92,7 +91,7 @@ class ModelExporter:
         return path
 
 
-def export_onnx(model: nn.Module, input_args: torch.Tensor | tuple[Any, ...], output_dir: str | Path = ".") -> Path:
+def export_onnx(model: nn.Module, input_args: torch.Tensor | tuple[object, ...], output_dir: str | Path = ".") -> Path:
     """Write a frozen, trained or converted model as `quark_model.onnx` into a directory."""
     path = Path(output_dir) / "quark_model.onnx"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,16 +6,29 @@ import gzip
 import io
 import json
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fxquant.config_file.data.picture import pillow
+from fxquant.config_file.sections.data import (
+    COCORawSettings,
+    Downloaded,
+    Dummy,
+    DummyV2,
+    ImageFolderSettings,
+    ImagenetRawSettings,
+)
 from fxquant.errors import ConfigError
+from fxquant.files import Json
+
+T = TypeVar("T")
+Shape: TypeAlias = tuple[int, ...]
 
 PICTURES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -25,16 +38,16 @@ class Samples:
     """Samples that are made when they are asked for. Labels of detection data are dicts with `boxes`."""
 
     length: int
-    sample: Callable[[int], tuple[Any, Any]]
+    sample: Callable[[int], tuple[object, object]]
 
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
+    def __getitem__(self, index: int) -> tuple[object, object]:
         return self.sample(index)
 
 
-def open_dataset(name: str, settings: Any, where: str, seed: int) -> Samples:
+def open_dataset(name: str, settings: object, where: str, seed: int) -> Samples:
     """The dataset, by its name in a file."""
     if name not in DATASETS:
         raise ConfigError(
@@ -48,8 +61,8 @@ def open_dataset(name: str, settings: Any, where: str, seed: int) -> Samples:
         raise ConfigError(f"{where}: cannot read the dataset {name}: {path}: {error.strerror or error}.") from None
 
 
-def _from_files(files: list[tuple[Path, Any]]) -> Samples:
-    def sample(index: int) -> tuple[Any, Any]:
+def _from_files(files: Sequence[tuple[Path, object]]) -> Samples:
+    def sample(index: int) -> tuple[object, object]:
         path, label = files[index]
         with pillow().open(path) as image:
             return image.convert("RGB"), label
@@ -57,7 +70,7 @@ def _from_files(files: list[tuple[Path, Any]]) -> Samples:
     return Samples(len(files), sample)
 
 
-def _image_folder(settings: Any, seed: int) -> Samples:
+def _image_folder(settings: ImageFolderSettings, seed: int) -> Samples:
     root = Path(settings.root)
     classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
     files = [
@@ -71,7 +84,7 @@ def _image_folder(settings: Any, seed: int) -> Samples:
     return _from_files(files)
 
 
-def _imagenet_raw(settings: Any, seed: int) -> Samples:
+def _imagenet_raw(settings: ImagenetRawSettings, seed: int) -> Samples:
     root = Path(settings.data_path)
     names = ("val.txt", "val_map.txt")
     lists = (
@@ -89,12 +102,12 @@ def _imagenet_raw(settings: Any, seed: int) -> Samples:
     return _from_files([(root / name, int(label)) for name, label in rows])
 
 
-def _from_arrays(images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Samples:
+def _from_arrays(images: NDArray[np.uint8], labels: NDArray[np.uint8] | NDArray[np.int64]) -> Samples:
     return Samples(len(labels), lambda index: (images[index], int(labels[index])))
 
 
-def _cifar(classes: int) -> Callable[[Any, int], Samples]:
-    def read(settings: Any, seed: int) -> Samples:
+def _cifar(classes: int) -> Callable[[Downloaded, int], Samples]:
+    def read(settings: Downloaded, seed: int) -> Samples:
         root = Path(settings.root)
         if classes == 10:
             names = [f"data_batch_{i}" for i in range(1, 6)] if settings.train else ["test_batch"]
@@ -124,7 +137,7 @@ def _cifar(classes: int) -> Callable[[Any, int], Samples]:
     return read
 
 
-def _planes(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _planes(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
@@ -133,21 +146,21 @@ class _PlainUnpickler(pickle.Unpickler):
 
     _ALLOWED = ("_reconstruct", "ndarray", "dtype", "encode")
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if name in self._ALLOWED and (module.partition(".")[0] == "numpy" or (module, name) == ("_codecs", "encode")):
             module = module.replace("numpy.core", "numpy._core")
             return super().find_class(module, name)
         raise ConfigError(f"CIFAR: the file has {module}.{name}, which is no plain data. It is not the authors' file.")
 
 
-def _mnist(settings: Any, seed: int) -> Samples:
+def _mnist(settings: Downloaded, seed: int) -> Samples:
     part = "train" if settings.train else "t10k"
     return _from_arrays(
         _idx(Path(settings.root), f"{part}-images-idx3-ubyte"), _idx(Path(settings.root), f"{part}-labels-idx1-ubyte")
     )
 
 
-def _idx(root: Path, name: str) -> np.ndarray[Any, Any]:
+def _idx(root: Path, name: str) -> NDArray[np.uint8]:
     """The format of MNIST: a magic number with the count of dimensions, these, and bytes."""
     paths = [folder / f"{name}{end}" for folder in (root, root / "raw", root / "MNIST" / "raw") for end in ("", ".gz")]
     path = next((path for path in paths if path.is_file()), None)
@@ -158,7 +171,7 @@ def _idx(root: Path, name: str) -> np.ndarray[Any, Any]:
     return np.frombuffer(content, np.uint8, offset=4 + 4 * len(dims)).reshape(dims)
 
 
-def _coco(settings: Any, seed: int) -> Samples:
+def _coco(settings: COCORawSettings, seed: int) -> Samples:
     """Labels are {"boxes": (n, 4), "labels": (n), "crowd": (n), "image_id"}, boxes as x0, y0, x1, y1 in pixels."""
     root = Path(settings.root)
     content = json.loads((root / settings.anno_dir).read_text())
@@ -166,7 +179,7 @@ def _coco(settings: Any, seed: int) -> Samples:
     return _from_files([(root / settings.img_dir / name, label) for name, label in files])
 
 
-def _coco_long(content: Any) -> Iterable[tuple[str, Any]]:
+def _coco_long(content: dict[str, list[Json]]) -> Iterable[tuple[str, object]]:
     by_image: dict[Any, list[Any]] = {}
     for each in content["annotations"]:
         by_image.setdefault(each["image_id"], []).append(each)
@@ -177,14 +190,14 @@ def _coco_long(content: Any) -> Iterable[tuple[str, Any]]:
         yield image["file_name"], _target(boxes, [each["category_id"] for each in found], crowd, image["id"])
 
 
-def _coco_short(content: list[Any]) -> Iterable[tuple[str, Any]]:
+def _coco_short(content: list[Json]) -> Iterable[tuple[str, object]]:
     """[{"file": ..., "boxes": [[class, x0, y0, x1, y1], ...]}]."""
     for index, each in enumerate(content):
         boxes = [box[1:] for box in each["boxes"]]
         yield each["file"], _target(boxes, [int(box[0]) for box in each["boxes"]], [False] * len(boxes), index)
 
 
-def _target(boxes: list[Any], labels: list[int], crowd: list[bool], image_id: Any) -> dict[str, Any]:
+def _target(boxes: list[list[float]], labels: list[int], crowd: list[bool], image_id: object) -> dict[str, object]:
     return {
         "boxes": np.array(boxes, dtype=np.float64).reshape(-1, 4),
         "labels": np.array(labels, dtype=np.int64),
@@ -193,27 +206,29 @@ def _target(boxes: list[Any], labels: list[int], crowd: list[bool], image_id: An
     }
 
 
-def _dummy(settings: Any, seed: int) -> Samples:
+def _dummy(settings: Dummy, seed: int) -> Samples:
     """Random numbers in [low, high); the first size is the number of samples."""
     several = isinstance(settings.shape[0], (list, tuple))
     shapes = [tuple(shape) for shape in settings.shape] if several else [tuple(settings.shape)]
     return _random(shapes, shapes[0][0], [shape[1:] for shape in shapes], settings, settings.label, seed)
 
 
-def _dummy_v2(settings: Any, seed: int) -> Samples:
+def _dummy_v2(settings: DummyV2, seed: int) -> Samples:
     several = isinstance(settings.input_shape[0], (list, tuple))
     shapes = [tuple(shape) for shape in settings.input_shape] if several else [tuple(settings.input_shape)]
     return _random(shapes, 128, shapes, settings, settings.label_shape is not None, seed)
 
 
-def _random(asked: Any, count: int, shapes: list[Any], settings: Any, label: bool, seed: int) -> Samples:
+def _random(
+    asked: list[Shape], count: int, shapes: list[Shape], settings: Dummy | DummyV2, label: bool, seed: int
+) -> Samples:
     if not all(isinstance(size, int) and size > 0 for shape in asked for size in shape):
         raise ConfigError(f"dummy: the shape {asked} has to be of whole numbers above 0.")
 
-    def one(values: list[Any], position: int) -> Any:
+    def one(values: list[T], position: int) -> T:
         return values[position] if position < len(values) else values[-1]
 
-    def sample(index: int) -> tuple[Any, Any]:
+    def sample(index: int) -> tuple[object, object]:
         rng = torch.Generator().manual_seed(seed * 1_000_003 + index)
         made = []
         for position, shape in enumerate(shapes):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.utils.data import default_collate
@@ -51,7 +50,7 @@ class Loader:
                 kept.append(index)
         return kept
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[tuple[object, object]]:
         rng = torch.Generator().manual_seed(self._seed)
         order = iter(self._order())
         while batch := list(itertools.islice(order, self.batch_size)):
@@ -59,18 +58,18 @@ class Loader:
                 return
             yield collate([self._sample(index, rng) for index in batch])
 
-    def _sample(self, index: int, rng: torch.Generator) -> tuple[Any, Any]:
+    def _sample(self, index: int, rng: torch.Generator) -> tuple[object, object]:
         image, label = self._dataset[index]
         if isinstance(image, tuple):
             return image, label
         boxes = label["boxes"] if isinstance(label, dict) else None
         made = apply(self._steps, Picture(image=image, boxes=boxes), rng)
-        if boxes is not None:
+        if isinstance(label, dict) and boxes is not None:
             label = {**label, "boxes": made.boxes}
         return made.as_tensor().image if not hasattr(made.image, "shape") else made.image, label
 
 
-def collate(samples: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+def collate(samples: list[tuple[object, object]]) -> tuple[object, object]:
     """Inputs stacked; labels too, unless they are those of detection, which stay a list."""
     labels = [label for _, label in samples]
     inputs = default_collate([image for image, _ in samples])

@@ -42,12 +42,12 @@ class Picture:
             return int(self.image.shape[0]), int(self.image.shape[1])
         return int(self.image.height), int(self.image.width)
 
-    def with_(self, image: Any) -> Picture:
+    def with_(self, image: object) -> Picture:
         """The same boxes on other pixels."""
         return dataclasses.replace(self, image=image)
 
     def _moved(
-        self, image: Any, scale: tuple[float, float] = (1.0, 1.0), shift: tuple[float, float] = (0, 0)
+        self, image: object, scale: tuple[float, float] = (1.0, 1.0), shift: tuple[float, float] = (0, 0)
     ) -> Picture:
         """Boxes times (x, y), less (x, y)."""
         boxes = self.boxes

@@ -11,20 +11,35 @@ import torch
 from torch import Tensor
 
 from fxquant.config_file.data.picture import Picture
-from fxquant.config_file.sections.data import Transforms
+from fxquant.config_file.sections.data import (
+    AlignImageChannelSettings,
+    BilinearImagenetSettings,
+    CastSettings,
+    Crop,
+    CropResizeSettings,
+    NormalizeSettings,
+    PaddedCenterCropSettings,
+    RandomResizedCropSettings,
+    ResizeCropImagenetSettings,
+    ResizeSettings,
+    ResizeWithAspectRatioSettings,
+    ResizeWithRatioSettings,
+    Transforms,
+    TransposeSettings,
+)
 from fxquant.errors import ConfigError
 
 Step = Callable[[Picture, Any, torch.Generator], Picture]
 
 
-def apply(steps: list[tuple[str, Any]], picture: Picture, rng: torch.Generator) -> Picture:
+def apply(steps: list[tuple[str, object]], picture: Picture, rng: torch.Generator) -> Picture:
     """Apply transforms in their order. What is random is drawn from `rng`."""
     for name, settings in steps:
         picture = TRANSFORMS[name](picture, settings, rng)
     return picture
 
 
-def check(transforms: Transforms, where: str) -> list[tuple[str, Any]]:
+def check(transforms: Transforms, where: str) -> list[tuple[str, object]]:
     """The steps of a file, if all of them are built in."""
     for name, _ in transforms.steps:
         if name not in TRANSFORMS:
@@ -45,7 +60,7 @@ def _pair(size: list[int]) -> tuple[int, int]:
     return (size[0], size[0]) if len(size) == 1 else (size[0], size[1])
 
 
-def _resize(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _resize(picture: Picture, settings: ResizeSettings, rng: torch.Generator) -> Picture:
     """One number is for the shorter side, two are height and width."""
     height, width = picture.size
     if len(settings.size) == 1:
@@ -68,14 +83,14 @@ def _draw(rng: torch.Generator, low: float, high: float) -> float:
     return low + (high - low) * float(torch.rand((), generator=rng))
 
 
-def _random_crop(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _random_crop(picture: Picture, settings: Crop, rng: torch.Generator) -> Picture:
     height, width = _pair(settings.size)
     top = int(_draw(rng, 0, max(picture.size[0] - height, 0) + 1 - 1e-6))
     left = int(_draw(rng, 0, max(picture.size[1] - width, 0) + 1 - 1e-6))
     return picture.crop(top, left, height, width)
 
 
-def _random_resized_crop(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _random_resized_crop(picture: Picture, settings: RandomResizedCropSettings, rng: torch.Generator) -> Picture:
     height, width = picture.size
     for _ in range(10):
         area = height * width * _draw(rng, settings.scale[0], settings.scale[1])
@@ -89,13 +104,13 @@ def _random_resized_crop(picture: Picture, settings: Any, rng: torch.Generator) 
 
 
 def _flip(sideways: bool) -> Step:
-    def flip(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+    def flip(picture: Picture, settings: object, rng: torch.Generator) -> Picture:
         return picture.flip(sideways=sideways) if _draw(rng, 0, 1) < 0.5 else picture
 
     return flip
 
 
-def _normalize(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _normalize(picture: Picture, settings: NormalizeSettings, rng: torch.Generator) -> Picture:
     """(x / rescale - mean) / std, by channel; `rescale` is [shift, scale] as some files have it."""
     image = picture.image if isinstance(picture.image, Tensor) else picture.as_array().image.astype(np.float32)
     shape = (-1, 1, 1) if isinstance(image, Tensor) else (-1,)
@@ -107,12 +122,12 @@ def _normalize(picture: Picture, settings: Any, rng: torch.Generator) -> Picture
     return picture.with_((image - mean) / as_like(settings.std, dtype=image.dtype).reshape(shape))
 
 
-def _transpose(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _transpose(picture: Picture, settings: TransposeSettings, rng: torch.Generator) -> Picture:
     image = picture.image if isinstance(picture.image, Tensor) else picture.as_array().image
     return picture.with_(image.permute(*settings.perm) if isinstance(image, Tensor) else image.transpose(settings.perm))
 
 
-def _cast(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _cast(picture: Picture, settings: CastSettings, rng: torch.Generator) -> Picture:
     if isinstance(picture.image, Tensor):
         dtype = getattr(torch, settings.dtype, None)
         if not isinstance(dtype, torch.dtype):
@@ -121,24 +136,24 @@ def _cast(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
     return picture.with_(picture.as_array().image.astype(settings.dtype))
 
 
-def _rescale(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _rescale(picture: Picture, settings: object, rng: torch.Generator) -> Picture:
     image = picture.image if isinstance(picture.image, Tensor) else picture.as_array().image
     return picture.with_(image / 255 if isinstance(image, Tensor) else image.astype(np.float32) / 255)
 
 
-def _crop_resize(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _crop_resize(picture: Picture, settings: CropResizeSettings, rng: torch.Generator) -> Picture:
     cut = picture.crop(settings.y, settings.x, settings.height, settings.width)
     return cut.resize(*_pair(settings.size), settings.interpolation)
 
 
-def _padded_center(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _padded_center(picture: Picture, settings: PaddedCenterCropSettings, rng: torch.Generator) -> Picture:
     """The middle, less a border of which `crop_padding` pixels would be left at the final size."""
     size = max(_pair(settings.size))
     side = round(size / (size + settings.crop_padding) * min(picture.size))
     return _center(picture, side, side)
 
 
-def _with_ratio(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _with_ratio(picture: Picture, settings: ResizeWithRatioSettings, rng: torch.Generator) -> Picture:
     """The shorter side becomes `min_dim`, unless the longer one would be over `max_dim`."""
     height, width = picture.size
     scale = min(max(1.0, settings.min_dim / min(height, width)), settings.max_dim / max(height, width))
@@ -155,7 +170,7 @@ def _with_ratio(picture: Picture, settings: Any, rng: torch.Generator) -> Pictur
     return padded
 
 
-def _with_aspect(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _with_aspect(picture: Picture, settings: ResizeWithAspectRatioSettings, rng: torch.Generator) -> Picture:
     """Scale so that `scale` percent of the shorter side are left by the crop of the middle."""
     height, width = picture.size
     factor = max(settings.height / height, settings.width / width) * 100 / settings.scale
@@ -163,7 +178,7 @@ def _with_aspect(picture: Picture, settings: Any, rng: torch.Generator) -> Pictu
     return _center(made, settings.height, settings.width)
 
 
-def _imagenet(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _imagenet(picture: Picture, settings: ResizeCropImagenetSettings, rng: torch.Generator) -> Picture:
     height, width = picture.size
     factor = settings.resize_side / min(height, width)
     made = picture.resize(round(height * factor), round(width * factor), settings.resize_method)
@@ -183,7 +198,7 @@ def _imagenet(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
     return made.with_(np.ascontiguousarray(array.transpose(2, 0, 1) if first else array))
 
 
-def _bilinear(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _bilinear(picture: Picture, settings: BilinearImagenetSettings, rng: torch.Generator) -> Picture:
     """The middle of a picture, 0 to 1, scaled; less the mean, times the scale."""
     height, width = (round(side * settings.central_fraction) for side in picture.size)
     made = _center(picture, height, width).as_array()
@@ -191,7 +206,7 @@ def _bilinear(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
     return made.with_((made.image - np.array(settings.mean_value, dtype=np.float32)) * settings.scale)
 
 
-def _align_channels(picture: Picture, settings: Any, rng: torch.Generator) -> Picture:
+def _align_channels(picture: Picture, settings: AlignImageChannelSettings, rng: torch.Generator) -> Picture:
     array = picture.as_array().image
     if array.shape[-1] < settings.dim:
         array = np.repeat(array[..., :1], settings.dim, axis=-1)

@@ -114,5 +114,5 @@ def read_thresholds(text: str | float) -> list[float]:
     return parts
 
 
-def as_arrays(items: Iterable[Any]) -> list[Array]:
+def as_arrays(items: Iterable[object]) -> list[Array]:
     return [np.asarray(item.detach().cpu() if hasattr(item, "detach") else item) for item in items]

@@ -6,13 +6,13 @@ sample adds (`per_sample`), which lets tuning compare models sample by sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fxquant.config_file.metrics.average_precision import as_arrays, mean_average_precision, read_thresholds
+from fxquant.config_file.metrics.average_precision import Array, as_arrays, mean_average_precision, read_thresholds
 from fxquant.config_file.sections.evaluation import MeanPrecision
 from fxquant.errors import ConfigError
 
@@ -23,12 +23,12 @@ class Metric(Protocol):
 
     def reset(self) -> None: ...
 
-    def update(self, preds: Any, labels: Any) -> None: ...
+    def update(self, preds: object, labels: object) -> None: ...
 
     def result(self) -> float: ...
 
 
-def make_metric(name: str, settings: Any, where: str) -> Metric:
+def make_metric(name: str, settings: object, where: str) -> Metric:
     """A metric by its name in a file."""
     if name not in METRICS:
         raise ConfigError(
@@ -41,7 +41,7 @@ def make_metric(name: str, settings: Any, where: str) -> Metric:
 class Mean:
     """The mean of what `per_sample(outputs, labels)` gives, passed through `last`."""
 
-    def __init__(self, per_sample: Callable[[Any, Any], Tensor], last: Callable[[float], float] = float) -> None:
+    def __init__(self, per_sample: Callable[[object, object], Tensor], last: Callable[[float], float] = float) -> None:
         self.per_sample = per_sample
         self.is_plain_mean = last is float
         self._last = last
@@ -50,7 +50,7 @@ class Mean:
     def reset(self) -> None:
         self._total, self._count = 0.0, 0
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         values = self.per_sample(preds, labels).double()
         self._total += float(values.sum())
         self._count += values.numel()
@@ -59,7 +59,7 @@ class Mean:
         return self._last(self._total / max(self._count, 1))
 
 
-def _tensor(value: Any) -> Tensor:
+def _tensor(value: object) -> Tensor:
     """The first output, as a tensor."""
     if isinstance(value, dict):
         value = next(iter(value.values()))
@@ -68,8 +68,8 @@ def _tensor(value: Any) -> Tensor:
     return torch.as_tensor(value).detach()
 
 
-def _topk(k: int) -> Callable[[Any, Any], Tensor]:
-    def correct(preds: Any, labels: Any) -> Tensor:
+def _topk(k: int) -> Callable[[object, object], Tensor]:
+    def correct(preds: object, labels: object) -> Tensor:
         scores, wanted = _tensor(preds), _classes(_tensor(labels))
         top = scores.flatten(1).topk(min(k, scores.shape[1]), dim=1).indices
         return (top == wanted[:, None]).any(1)
@@ -82,12 +82,12 @@ def _classes(values: Tensor) -> Tensor:
     return values.flatten(1).argmax(1) if values.dim() > 1 and values.shape[1] > 1 else values.reshape(-1)
 
 
-def _right(preds: Any, labels: Any) -> Tensor:
+def _right(preds: object, labels: object) -> Tensor:
     return _classes(_tensor(preds)) == _classes(_tensor(labels))
 
 
-def _apart(power: int) -> Callable[[Any, Any], Tensor]:
-    def apart(preds: Any, labels: Any) -> Tensor:
+def _apart(power: int) -> Callable[[object, object], Tensor]:
+    def apart(preds: object, labels: object) -> Tensor:
         one, other = _tensor(preds).double(), _tensor(labels).double()
         if one.shape != other.shape:
             if one.numel() != other.numel():
@@ -111,7 +111,7 @@ class F1:
         self._labels: list[Tensor] = []
         self._classes = 0
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         scores = _tensor(preds)
         self._preds.append(_classes(scores))
         self._labels.append(_classes(_tensor(labels)))
@@ -138,7 +138,7 @@ class MeanIntersection:
         self._both: dict[int, int] = {}
         self._any: dict[int, int] = {}
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         scores, wanted = _tensor(preds), _tensor(labels).long()
         given = scores.argmax(1) if scores.dim() == wanted.dim() + 1 else scores.long()
         for each in torch.cat([given.reshape(-1), wanted.reshape(-1)]).unique().tolist():
@@ -167,19 +167,20 @@ class AveragePrecision:
         self._found: list[dict[str, Any]] = []
         self._truths: list[dict[str, Any]] = []
 
-    def update(self, preds: Any, labels: Any) -> None:
-        labels = [labels] if isinstance(labels, dict) else labels
+    def update(self, preds: object, labels: object) -> None:
+        rows = [labels] if isinstance(labels, dict) else labels
+        if not isinstance(rows, (list, tuple)):
+            raise ConfigError(f"mAP needs a list of {{boxes, labels}} by picture, and got a {type(labels).__name__}.")
         found = [self._of_picture(each) for each in self._split(preds)]
         truths = [
-            {name: as_arrays([each[name]])[0] for name in ("boxes", "labels", "crowd") if name in each}
-            for each in labels
+            {name: as_arrays([each[name]])[0] for name in ("boxes", "labels", "crowd") if name in each} for each in rows
         ]
         if len(found) != len(truths):
             raise ConfigError(f"mAP got detections of {len(found)} pictures and labels of {len(truths)}.")
         self._found += found
         self._truths += truths
 
-    def _split(self, preds: Any) -> list[Any]:
+    def _split(self, preds: object) -> Sequence[Mapping[str, object]]:
         """Detections by picture."""
         if isinstance(preds, dict):
             return [preds]
@@ -200,7 +201,7 @@ class AveragePrecision:
             ]
         return made
 
-    def _of_picture(self, preds: dict[str, Any]) -> dict[str, Any]:
+    def _of_picture(self, preds: Mapping[str, object]) -> dict[str, Array]:
         boxes, scores, labels = as_arrays(preds[name] for name in ("boxes", "scores", "labels"))
         return {"boxes": boxes.reshape(-1, 4), "scores": scores, "labels": labels}
 

@@ -217,18 +217,18 @@ class Transforms(Section):
     ParseDecodeVoc: Nothing | None = None
 
     @classmethod
-    def _without_null(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _without_null(cls, value: dict[str, object]) -> dict[str, object]:
         return {key: {} if each is None else each for key, each in value.items()}
 
     @model_validator(mode="wrap")
     @classmethod
-    def _in_order(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _in_order(cls, value: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
         made = handler(value)
         made._order = tuple(value) if isinstance(value, dict) else ()
         return made
 
     @property
-    def steps(self) -> list[tuple[str, Any]]:
+    def steps(self) -> list[tuple[str, object]]:
         """The transforms in their order, each with its settings."""
         return [(name, getattr(self, name)) for name in self._order]
 

@@ -53,7 +53,7 @@ class Metric(Choice):
 
     @model_validator(mode="before")
     @classmethod
-    def _name(cls, value: Any) -> Any:
+    def _name(cls, value: object) -> object:
         """`metric: Accuracy` has no settings."""
         return {value: {}} if isinstance(value, str) else value
 
@@ -101,7 +101,7 @@ class Accuracy(Section):
         return self
 
     @property
-    def metrics(self) -> list[tuple[str, Any]]:
+    def metrics(self) -> list[tuple[str, object]]:
         """The names and settings of all metrics."""
         if self.metric is not None:
             return [self.metric.chosen]

@@ -20,7 +20,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_keys(cls, value: Any) -> Any:
+    def _known_keys(cls, value: object) -> object:
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -32,7 +32,7 @@ class Section(BaseModel):
         return cls._without_null(value)
 
     @classmethod
-    def _without_null(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _without_null(cls, value: dict[str, object]) -> dict[str, object]:
         return {key: each for key, each in value.items() if each is not None}
 
 
@@ -40,7 +40,7 @@ class Choice(Section):
     """One of several names, with its settings: a dataset, a metric. `name:` alone has no settings."""
 
     @classmethod
-    def _without_null(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _without_null(cls, value: dict[str, object]) -> dict[str, object]:
         return {key: {} if each is None else each for key, each in value.items()}
 
     @model_validator(mode="after")
@@ -57,7 +57,7 @@ class Choice(Section):
         return name, getattr(self, name)
 
 
-def as_list(value: Any) -> Any:
+def as_list(value: object) -> object:
     """A list as users write it: `[a, b]`, `"a, b"`, `"a b"`, or a single value."""
     if value is None:
         return []
@@ -66,7 +66,7 @@ def as_list(value: Any) -> Any:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-def as_number(value: Any) -> Any:
+def as_number(value: object) -> object:
     """A number, or a share such as '1%'."""
     if isinstance(value, str) and value.strip().endswith("%"):
         return float(value.strip()[:-1]) / 100

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -88,7 +88,7 @@ class Tuning(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _short_strategy(cls, value: Any) -> Any:
+    def _short_strategy(cls, value: object) -> object:
         """`strategy: basic` is short for `strategy: {name: basic}`."""
         if isinstance(value, dict) and isinstance(value.get("strategy"), str):
             value = {**value, "strategy": {"name": value["strategy"]}}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fxquant.engines.native.intrinsics import declaration
 from fxquant.engines.native.ir import Function
 from fxquant.engines.native.machine import Machine
+
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
 
 _lock = threading.Lock()
 # more than level 1 costs seconds and gains nothing; level 0 is several times slower when it runs
@@ -32,7 +35,7 @@ def module_text(functions: Iterable[Function], machine: Machine, extra: str = ""
     )
 
 
-def _target(machine: Machine, reloc: str) -> Any:
+def _target(machine: Machine, reloc: str) -> llvm.TargetMachine:
     import llvmlite.binding as llvm
 
     if machine.triple.startswith("x86_64"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
@@ -15,10 +15,11 @@ from torch.utils import _pytree as pytree
 
 from fxquant.graph.nodes import reads_size
 
+Values: TypeAlias = Mapping[fx.Node, Any]  # what nodes gave in a run
 _PLAIN = (bool, int, float, str, slice, torch.Size, torch.dtype, torch.device)
 
 
-def fold_sizes(graph: fx.Graph, runs: tuple[Mapping[fx.Node, Any], Mapping[fx.Node, Any]]) -> None:
+def fold_sizes(graph: fx.Graph, runs: tuple[Values, Values]) -> None:
     """Replace such nodes in place. `runs` are the values of all nodes for two batches, with tensors without memory."""
     fixed: dict[fx.Node, Any] = {}
     for node in graph.nodes:
@@ -34,7 +35,7 @@ def fold_sizes(graph: fx.Graph, runs: tuple[Mapping[fx.Node, Any], Mapping[fx.No
         graph.erase_node(node)
 
 
-def _is_same(node: fx.Node, runs: tuple[Mapping[fx.Node, Any], Mapping[fx.Node, Any]]) -> bool:
+def _is_same(node: fx.Node, runs: tuple[Values, Values]) -> bool:
     """Whether the value is a number, or some, and the same for both batches."""
     values = [run[node] for run in runs]
     if not all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves(values)):
@@ -42,7 +43,7 @@ def _is_same(node: fx.Node, runs: tuple[Mapping[fx.Node, Any], Mapping[fx.Node, 
     return bool(values[0] == values[1])
 
 
-def _is_fixed(operand: fx.Node, node: fx.Node, fixed: Mapping[fx.Node, Any], values: Mapping[fx.Node, Any]) -> bool:
+def _is_fixed(operand: fx.Node, node: fx.Node, fixed: Values, values: Values) -> bool:
     """Whether what a node sees of its operand is the same for all batches: not only for two."""
     if isinstance(values[operand], Tensor):
         return reads_size(node) or (node.target is getattr and node.args[1] == "dtype")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
@@ -14,7 +14,7 @@ from fxquant.engines.native.shapes import Shape
 from fxquant.engines.onednn.support import explicit_padding
 from fxquant.engines.read_qdq import is_dequantize, is_quantize, only_user, weight_holder
 from fxquant.graph import torch_compat
-from fxquant.ops.table import argument
+from fxquant.ops.table import Op, argument
 
 Pads = tuple[int, int, int, int]  # top, left, bottom, right
 CONVS = {"conv1d": 1, "conv2d": 2}
@@ -92,7 +92,7 @@ def _other(reader: Reader, node: fx.Node, add: fx.Node) -> fx.Node | None:
     return others[0] if _dims(reader, others[0]) == _dims(reader, node) else None
 
 
-def _dims(reader: Reader, node: fx.Node) -> Any:
+def _dims(reader: Reader, node: fx.Node) -> tuple[int, ...] | None:
     shape = reader.shapes.get(node)
     return shape.dims if isinstance(shape, Shape) and shape.batched else None
 
@@ -106,7 +106,7 @@ def padding_of(reader: Reader, node: fx.Node) -> Pads | None:
     return None if holder is None else pads_of(node, op, holder.weight_shape[2:])
 
 
-def pads_of(node: fx.Node, op: Any, kernel: tuple[int, ...]) -> Pads:
+def pads_of(node: fx.Node, op: Op, kernel: tuple[int, ...]) -> Pads:
     padding, dilation = argument(node, op, 4, 0), as_tuple(argument(node, op, 5, 1), len(kernel))
     if padding == "same" and explicit_padding(padding, kernel, dilation) is None:
         totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
@@ -119,5 +119,5 @@ def pads_of(node: fx.Node, op: Any, kernel: tuple[int, ...]) -> Pads:
     return low[0], low[1], high[0], high[1]
 
 
-def as_tuple(value: Any, count: int) -> tuple[int, ...]:
+def as_tuple(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     return (value,) * count if isinstance(value, int) else tuple(value)

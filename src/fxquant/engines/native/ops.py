@@ -54,7 +54,7 @@ class Constants:
         self._known: dict[bytes, int] = {}
         self.size = 0
 
-    def put(self, array: NDArray[Any]) -> int:
+    def put(self, array: NDArray[np.generic]) -> int:
         """Keep an array; its offset. Small equal ones are kept once."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         key = data.tobytes() if data.nbytes <= 4096 else b""

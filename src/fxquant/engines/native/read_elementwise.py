@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -91,7 +90,7 @@ def read_dequantize(reader: Reader, node: fx.Node) -> Value:
     return reader.slot_view(value, shape, grid_of_quantize(reader, node))
 
 
-def _operand(reader: Reader, argument_: Any) -> Lazy | float:
+def _operand(reader: Reader, argument_: object) -> Lazy | float:
     if isinstance(argument_, (int, float)) and not isinstance(argument_, bool):
         return float(argument_)
     if not isinstance(argument_, fx.Node):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from torch import fx, nn
@@ -22,7 +23,7 @@ from fxquant.engines.onednn.support import setting
 from fxquant.engines.read_qdq import is_quantize, only_user
 
 
-def _pair(value: Any, count: int) -> tuple[int, ...]:
+def _pair(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     values = (value,) * count if isinstance(value, int) else tuple(value)
     if len(values) == 1:
         values *= count
@@ -151,10 +152,11 @@ def _is_float(value: Value) -> bool:
     return isinstance(value, Lazy) or (isinstance(value, View) and value.grid is None)
 
 
-def _mean_of_floats(reader: Reader, node: fx.Node, view: View, axes: Any) -> View:
+def _mean_of_floats(reader: Reader, node: fx.Node, view: View, axes: int | Sequence[int] | None) -> View:
     """The mean of floats over neighbouring axes: a product with a row of equal shares."""
     rank = len(view.shape) + 1
-    axes = sorted(axis % rank - 1 for axis in ((axes,) if isinstance(axes, int) else tuple(axes or ())))
+    found_axes = (axes,) if isinstance(axes, int) else tuple(axes or ())
+    axes = sorted(axis % rank - 1 for axis in found_axes)
     if node.kwargs.get("dtype") or not axes or axes != list(range(axes[0], axes[0] + len(axes))) or axes[0] < 0:
         raise Unread("it takes a mean over axes that are not neighbours")
     rest = [axis for axis in range(len(view.shape)) if axis not in axes]
@@ -177,7 +179,7 @@ def _mean_of_floats(reader: Reader, node: fx.Node, view: View, axes: Any) -> Vie
 
 def _emit(
     reader: Reader,
-    mode: Any,
+    mode: Literal["max", "mean"],
     x: View,
     shape: tuple[int, ...],
     ends: tuple[fx.Node, Grid | None],

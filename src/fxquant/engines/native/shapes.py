@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
+from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
 
 from fxquant.capture.guards import apply_in_place
-from fxquant.engines.native.fold_sizes import fold_sizes
+from fxquant.engines.native.fold_sizes import Values, fold_sizes
 from fxquant.graph import torch_compat
 from fxquant.graph.paths import get_attr
 from fxquant.graph.region import Region
@@ -36,6 +37,9 @@ class Shape:
     batched: bool
 
 
+Shapes: TypeAlias = Mapping[fx.Node, Any]  # a Shape, a tuple of such, or None for what is not a tensor
+
+
 class _Shaper(fx.Interpreter):
     def __init__(self, root: nn.Module, graph: fx.Graph, tensors: dict[int, tuple[Tensor, Tensor]]) -> None:
         super().__init__(root, garbage_collect_values=False, graph=graph)
@@ -50,11 +54,11 @@ class _Shaper(fx.Interpreter):
             )  # kept, so that its id stays its own
         return known[1]
 
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def get_attr(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
         found = get_attr(self.module, str(target))
         return self._without_memory(found) if isinstance(found, Tensor) else found
 
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
         # these are many, and torch takes long for them
         if target in (torch_compat.QUANTIZE, torch_compat.DEQUANTIZE) and isinstance(args[0], Tensor) and not kwargs:
             return _cast(args[0], args[5] if target is torch_compat.QUANTIZE else torch.float32)
@@ -64,7 +68,7 @@ class _Shaper(fx.Interpreter):
             return _cast(args[0], args[6])
         return super().call_function(target, args, kwargs)
 
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def call_module(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
         module = self.module.get_submodule(str(target))
         if any(isinstance(part, Region) for part in module.modules()):
             return _run_on_zeros(module, args, kwargs)
@@ -78,7 +82,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
 
 
-def _run_on_zeros(module: nn.Module, args: Any, kwargs: Any) -> Any:
+def _run_on_zeros(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """What a module returns, without memory, for tensors without memory. Kernels inside need some, so it is run."""
 
     def zeros(x: Tensor) -> Tensor:
@@ -88,9 +92,7 @@ def _run_on_zeros(module: nn.Module, args: Any, kwargs: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda x: _cast(x, x.dtype), module(*args, **kwargs))
 
 
-def find_shapes(
-    root: nn.Module, graph: fx.Graph, inputs: Sequence[Any]
-) -> tuple[Mapping[fx.Node, Any], Mapping[fx.Node, Any]]:
+def find_shapes(root: nn.Module, graph: fx.Graph, inputs: Sequence[object]) -> tuple[Shapes, Values]:
     """(node -> Shape, a tuple of such, or None for what is not a tensor; node -> value with a batch of 2).
 
     `inputs` are the values of the placeholders. All tensors among them have the batch in front. Raises Unread if the
@@ -123,13 +125,13 @@ def order_of(tensor: Tensor) -> tuple[int, ...]:
     return () if order == tuple(range(len(strides))) else order
 
 
-def _with_batch(value: Any, batch: int) -> Any:
+def _with_batch(value: object, batch: int) -> object:
     if not isinstance(value, Tensor):
         return value
     return torch.empty((batch, *value.shape[1:]), dtype=value.dtype, device="meta")
 
 
-def _compare(a: Any, b: Any) -> Shape | None:
+def _compare(a: object, b: object) -> Shape | None:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.dtype != b.dtype:
         return None
     first, second = tuple(a.shape), tuple(b.shape)

@@ -20,7 +20,7 @@ from fxquant.engines.native.values import View
 class Steps:
     """The ops of a program, for one sample."""
 
-    def __init__(self, program: Program, inputs: Sequence[Any]) -> None:
+    def __init__(self, program: Program, inputs: Sequence[object]) -> None:
         plan, machine = program.plan, program.machine
         kernels = make_kernels(plan, machine)
         entries = [entry(f"step{index}", [op], plan, kernels, machine) for index, op in enumerate(plan.ops)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ def stand_in(view: View) -> Tensor:
     return torch.empty(0, device="meta").as_strided(shape, strides, view.offset)
 
 
-def read_back(view: View, tensor: Any) -> View | None:
+def read_back(view: View, tensor: object) -> View | None:
     """The view that a tensor stands for, made of `view`'s stand-in by view ops; None if it is none of one sample."""
     if not isinstance(tensor, Tensor):
         return None

@@ -14,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fxquant.engines.onednn.pack import pack_conv, pack_linear
 from fxquant.engines.onednn.pairs import halves, overflows, twice
+from fxquant.graph import torch_compat
 
 # weight -> (what it was packed for, packed weight, zeros); lives as long as the weight
 _packed: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -24,9 +25,9 @@ def _pack(
     scale: Tensor,
     zero_point: int,
     shape: tuple[int, ...],
-    geometry: tuple[object, ...] | None,
+    geometry: torch_compat.Geometry | None,
     wide: bool,
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     key = (geometry, zero_point != 0, 0 if weight.is_inference() else weight._version)
     found = _packed.get(weight)
     if found is None or found[0] != key:

@@ -7,6 +7,7 @@ is taken over integers and rescaled.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def lower_follower(region: Region, node: fx.Node, ops: OpTable) -> None:
         _mean(region, node, op, operands[0])
 
 
-def _replace(region: Region, end: fx.Node, node: fx.Node, make: Any) -> None:
+def _replace(region: Region, end: fx.Node, node: fx.Node, make: Callable[[fx.Graph], fx.Node]) -> None:
     """Put what `make` adds in the place of the quantize node at the end."""
     with region.graph.inserting_before(end):
         new = make(region.graph)

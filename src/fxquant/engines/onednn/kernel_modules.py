@@ -141,7 +141,7 @@ class Kernel(nn.Module):
         """What a trace takes as one call: nothing in it may depend on the size of the batch."""
         return self.forward(x, other, grid)  # type: ignore[no-any-return]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "packed": None, "stamp": None}
 
     def __deepcopy__(self, memo: dict[int, object]) -> Kernel:
@@ -150,7 +150,7 @@ class Kernel(nn.Module):
         made.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         return made
 
-    def _arguments(self, shape: tuple[int, ...], grid: Grid | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _arguments(self, shape: tuple[int, ...], grid: Grid | None) -> tuple[tuple[object, ...], tuple[object, ...]]:
         """The arguments of a call: those before the second tensor, those after.
 
         The weight is packed for inputs of the first shape that comes; the layout hardly depends on it, and the op
@@ -165,7 +165,7 @@ class Kernel(nn.Module):
             self.stamp = stamp
         return packed if grid is None else ((*grid, *packed[0]), packed[1])
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[object, ...], tuple[object, ...]]:
         raise AssertionError("a kernel packs its own weight")
 
     def _in_halves(self) -> bool:
@@ -174,7 +174,7 @@ class Kernel(nn.Module):
             return False
         return overflows() or recording()
 
-    def _head(self, packed: Tensor) -> tuple[Any, ...]:
+    def _head(self, packed: Tensor) -> tuple[object, ...]:
         scale = self._scale()
         return (*(self.x_grid or ()), packed, scale, torch.zeros(scale.numel(), dtype=torch.int32))
 
@@ -186,7 +186,7 @@ class Kernel(nn.Module):
         """Of the input; 0 if it is found at run time, as it mostly is after a relu."""
         return 0 if self.x_grid is None else self.x_grid[1]
 
-    def _end(self) -> tuple[Any, ...]:
+    def _end(self) -> tuple[object, ...]:
         output, tail, accumulate = self.output, self.tail, self.accumulate
         end: tuple[Any, ...] = (output.scale, output.zero_point, output.dtype)
         if accumulate is not None:
@@ -241,7 +241,7 @@ class ConvKernel(Kernel):
     def _scale(self) -> Tensor:
         return super()._scale() if self.x_scales is None else super()._scale() * self.x_scales
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[object, ...], tuple[object, ...]]:
         holder = self.holder
         weight = halves(holder.integers) if self._in_halves() else holder.integers
         packed = pack_conv(weight, self._scale(), self._zero_point(), self.geometry, shape)
@@ -272,7 +272,7 @@ class ConvKernel(Kernel):
 class LinearKernel(Kernel):
     """`onednn.qlinear_pointwise`: product, an optional sum with a second tensor, an optional unary op."""
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[object, ...], tuple[object, ...]]:
         weight = halves(self.holder.integers) if self._in_halves() else self.holder.integers
         packed = pack_linear(weight, shape)
         return self._head(packed), (self.holder.dequantized("bias"), *self._end())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -78,10 +79,14 @@ def quantize_channels_last(
     return torch.stack(q.unbind(1), dim=-1).permute(0, 3, 1, 2)
 
 
-def quantize(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: torch.dtype) -> Tensor:
+def quantize(
+    x: Tensor, scale: float | Tensor, zero_point: int | Tensor, quant_min: int, quant_max: int, dtype: torch.dtype
+) -> Tensor:
     """clamp(round(x / scale) + zero_point) in one pass."""
     if x.dtype == torch.float32 and dtype in _QUANTIZED and _fast(x) and _is_orderly(x):
-        q = _plain(torch.quantize_per_tensor(x, scale, zero_point, _QUANTIZED[dtype]), dtype)
+        step: Any = scale  # with the zero point both numbers, or tensors, in a trace
+        zero: Any = zero_point
+        q = _plain(torch.quantize_per_tensor(x, step, zero, _QUANTIZED[dtype]), dtype)
         return q if quant_max - quant_min == 255 else q.clamp_(quant_min, quant_max)
     _check_float(x)
     steps = torch.round(x.float() * (1.0 / scale)) + zero_point
@@ -107,12 +112,12 @@ def _check_float(x: Tensor) -> None:
         raise InputError(f"a dense tensor of float32 is quantized here, and this one is of {x.dtype}, {x.layout}.")
 
 
-def dequantize(q: Tensor, scale: float | Tensor, zero_point: Any) -> Tensor:
+def dequantize(q: Tensor, scale: float | Tensor, zero_point: int | Tensor) -> Tensor:
     """(q - zero_point) * scale in one pass."""
     quick = (
         _QUANTIZED.get(q.dtype) is not None and _fast(q) and (torch_compat.is_traced() or q.numel()) and _is_orderly(q)
     )
-    if quick and not isinstance(scale, Tensor):
+    if quick and not isinstance(scale, Tensor) and not isinstance(zero_point, Tensor):
         return _as_quantized(q, scale, zero_point).dequantize()
     steps: Tensor = q.to(torch.float32) - zero_point
     return steps * scale
@@ -144,7 +149,7 @@ def mul(a: Tensor, a_grid: Grid, b: Tensor, b_grid: Grid, grid: Grid, relu: bool
     return _requantize(F.relu(product) if relu else product, grid, a.dtype)
 
 
-def _binary(kernel: Any, a: Tensor, a_grid: Grid, b: Tensor, b_grid: Grid, grid: Grid) -> Tensor:
+def _binary(kernel: Callable[..., Tensor], a: Tensor, a_grid: Grid, b: Tensor, b_grid: Grid, grid: Grid) -> Tensor:
     """One of torch's quantized binary kernels. They are fast on operands of one shape and layout: bytes are spread."""
     if a.shape != b.shape:
         shape = torch.broadcast_shapes(a.shape, b.shape)
@@ -175,7 +180,9 @@ def works(name: str) -> bool:
     return bool((actual.int() - expected.int()).abs().max() <= 1)
 
 
-def mean(q: Tensor, scale: float, zero_point: int, dim: Any, keepdim: bool) -> Tensor:
+def mean(
+    q: Tensor, scale: float, zero_point: int, dim: int | list[int] | tuple[int, ...] | None, keepdim: bool
+) -> Tensor:
     """The mean of the dequantized tensor, without dequantizing it."""
     return (q.mean(dim, keepdim, dtype=torch.float32) - zero_point) * scale
 

@@ -108,19 +108,21 @@ def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
     if group.kind == "linear":
         kernel: nn.Module = LinearKernel(group.holder, group.x_grid, output, tail, accumulate, wide=wide)
     elif group.kind in _TRANSPOSED:
-        stride, padding, extra, groups, dilation = group.node.args[3:8]
+        settings: Any = group.node.args[3:8]
+        stride, padding, extra, groups, dilation = settings
         if isinstance(extra, fx.Node):
             return "its output size is given at run time"
         if not fits(group.holder.weight_shape[2:], stride, padding, extra, dilation):
             return "dilation, or an output padding beyond the kernel's reach"
         transposed = (stride, padding, extra, groups)
-        kernel = TransposedKernel(group.holder, group.x_grid, output, tail, transposed, wide=wide)  # type: ignore[arg-type]
+        kernel = TransposedKernel(group.holder, group.x_grid, output, tail, transposed, wide=wide)
     else:
-        stride, padding, dilation, groups = group.node.args[3:7]
+        settings = group.node.args[3:7]
+        stride, padding, dilation, groups = settings
         pads = explicit_padding(padding, group.holder.weight_shape[2:], dilation)
         if pads is None:
             return "'same' padding that is not symmetric"
-        geometry: Any = (stride, pads, dilation, groups)
+        geometry = (stride, pads, dilation, groups)
         kernel = ConvKernel(group.holder, group.x_grid, output, tail, accumulate, geometry, group.x_scales, wide=wide)
     path = _install(region, group.node.name, kernel)
     with region.graph.inserting_before(end):

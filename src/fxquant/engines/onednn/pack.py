@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fxquant.graph import torch_compat
+
 _APART = 5  # no two usual batch sizes are that far from each other
 
 
-def pack_linear(weight: Tensor, shape: tuple[int, ...]) -> Any:
+def pack_linear(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The weight of a linear for an input of this shape."""
-    return torch.ops.onednn.qlinear_prepack(weight, [math.prod(shape[:-1]), shape[-1]])
+    packed: Tensor = torch.ops.onednn.qlinear_prepack(weight, [math.prod(shape[:-1]), shape[-1]])
+    return packed
 
 
-def pack_conv(weight: Tensor, scale: Tensor, zero_point: int, geometry: Any, shape: tuple[int, ...]) -> Any:
+def pack_conv(
+    weight: Tensor, scale: Tensor, zero_point: int, geometry: torch_compat.Geometry, shape: tuple[int, ...]
+) -> Tensor:
     """The weight of a convolution for an input of this shape and zero point.
 
     Inputs with and without a zero point need different layouts, and one that does not fit is changed in every call.
@@ -25,4 +29,5 @@ def pack_conv(weight: Tensor, scale: Tensor, zero_point: int, geometry: Any, sha
     batch, *sizes = shape
     if zero_point:
         batch += _APART
-    return torch.ops.onednn.qconv_prepack(weight, scale, 1.0, zero_point, *geometry, [batch, *sizes])
+    packed: Tensor = torch.ops.onednn.qconv_prepack(weight, scale, 1.0, zero_point, *geometry, [batch, *sizes])
+    return packed

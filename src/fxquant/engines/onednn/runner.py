@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fxquant.engines.hooks import Hooks
 from fxquant.graph.lowering import Runner
 from fxquant.graph.region import Region
@@ -18,7 +16,7 @@ class OneDnn(Runner):
         self.failed = failed  # why no runtime has the region, if one was asked for
         self.hooks = Hooks()
 
-    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         self.hooks.listen(region)
         return region.run_graph(args, kwargs)
 

@@ -138,11 +138,13 @@ def clamp_bounds(node: fx.Node, module: nn.Module | None) -> tuple[float | None,
     return first, second
 
 
-def explicit_padding(padding: Any, kernel: Sequence[int], dilation: Any) -> tuple[int, ...] | None:
+def explicit_padding(
+    padding: str | int | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...] | None:
     """Numbers for "same" and "valid"; None where "same" is not the same on both sides."""
     if padding == "valid":
         return (0,) * len(kernel)
-    if padding != "same":
+    if not isinstance(padding, str):
         return tuple(padding) if not isinstance(padding, int) else (padding,) * len(kernel)
     totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
     return None if any(total % 2 for total in totals) else tuple(total // 2 for total in totals)

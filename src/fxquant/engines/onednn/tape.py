@@ -7,11 +7,12 @@ values in a tensor is in no op, so a call in which it asks for one is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -64,7 +65,13 @@ class Tape(TorchDispatchMode):
         self._input_names = [self._name(tensor) for tensor in inputs]
         self._held_names: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         values: list[str] = []
         if not self.refused:
@@ -101,7 +108,9 @@ class Tape(TorchDispatchMode):
         name: str = self._names[tensor]
         return name
 
-    def _arguments(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[str]:
+    def _arguments(
+        self, func: torch._ops.OpOverload[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[str]:
         """The arguments of a call, by their names in the text."""
         if any(tag in func.tags for tag in _UNSTEADY) and not _picks_by_number(func, args):
             raise _Refusal(f"{func} depends on the values in a tensor")
@@ -113,12 +122,12 @@ class Tape(TorchDispatchMode):
                 raise _Refusal(f"{func} writes over an input or a weight")
         return names
 
-    def _is_foreign(self, tensor: Tensor) -> bool:
-        """Whether a tensor shares memory with one that no op made."""
+    def _is_foreign(self, value: object) -> bool:
+        """Whether a tensor, or one of a list, shares memory with one that no op made."""
         outside = (*self._inputs, *(held for held in self.held if held.layout == torch.strided))
-        return _shares(tensor, outside)
+        return any(_shares(x, outside) for x in pytree.tree_leaves(value) if isinstance(x, Tensor))
 
-    def _value(self, value: Any, kind: Any) -> str:
+    def _value(self, value: object, kind: torch._C.JitType) -> str:
         if isinstance(value, Tensor):
             return self._tensor(value)
         if kind.kind() == "OptionalType" and value is not None:
@@ -137,7 +146,7 @@ class Tape(TorchDispatchMode):
             value = float(value)
         return self._constant(value)
 
-    def _list(self, values: Any, kind: Any) -> str:
+    def _list(self, values: Sequence[object], kind: torch._C.JitType) -> str:
         if kind.kind() != "ListType" or str(kind.getElementType()) not in _LISTS:
             raise _Refusal(f"an argument of type {kind}")
         element = kind.getElementType()
@@ -175,7 +184,7 @@ class Tape(TorchDispatchMode):
             self._constant_lines.append(f"{self._constants[line]} : {line}")
         return self._constants[line]
 
-    def _write(self, func: Any, arguments: list[str], made: Any) -> None:
+    def _write(self, func: torch._ops.OpOverload[..., object], arguments: list[str], made: Any) -> None:
         call = f"{func._schema.name}({', '.join(arguments)})"
         results = made if isinstance(made, (list, tuple)) else [made]
         if not results or not all(isinstance(result, Tensor) for result in results):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -30,10 +29,11 @@ def call_traced(function: Callable[..., Tensor], tensors: list[Tensor], what: st
             f"torch.jit.trace cannot take {what}: {tape.refused or 'this torch has no interpreter'}. "
             "Use fxquant.save, or torch.export."
         )
-    result: Tensor = script(*tensors, *tape.held)
+    result = script(*tensors, *tape.held)
+    assert isinstance(result, Tensor)
     return result
 
 
 @functools.cache  # a trace points to its functions and does not own them
-def _script(text: str) -> Callable[..., Any] | None:
+def _script(text: str) -> Callable[..., object] | None:
     return torch_compat.interpreted(text, f"__torch__.fxquant.kernel_{zlib.crc32(text.encode())}")

@@ -8,7 +8,7 @@ channels.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +56,7 @@ class TransposedKernel(Kernel):
         ones = [1] * (phases.dim() - 2)
         return phases, scale, bias, (ones, [size - 1 for size in phases.shape[2:]], ones, groups)
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[object, ...], tuple[object, ...]]:
         phases, scale, bias, geometry = self._phases()
         if self._in_halves():
             phases = halves(phases)
@@ -116,7 +116,9 @@ def phase_weight(weight: Tensor, stride: tuple[int, ...], groups: int) -> Tensor
     return split.reshape(-1, inputs // groups, *taps).contiguous()
 
 
-def fits(kernel: tuple[int, ...], stride: Any, padding: Any, extra: Any, dilation: Any) -> bool:
+def fits(
+    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], extra: Sequence[int], dilation: Sequence[int]
+) -> bool:
     """Whether the phases reach every output position; large output paddings go beyond."""
     if any(size != 1 for size in dilation):
         return False

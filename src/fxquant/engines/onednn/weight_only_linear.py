@@ -6,8 +6,6 @@ those compute in bfloat16. For many rows one dequantize is cheap beside the prod
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,10 +28,10 @@ class WeightOnlyLinear(nn.Module):
     def __init__(self, holder: QuantizedWeight) -> None:
         super().__init__()
         self.__dict__["holder"] = holder
-        self.packed: tuple[object, Any] = (None, None)
+        self.packed: tuple[object, tuple[Tensor, ...]] = (None, ())
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "packed": (None, None)}
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "packed": (None, ())}
 
     def forward(self, x: Tensor) -> Tensor:
         holder = self.holder
@@ -59,18 +57,19 @@ class WeightOnlyLinear(nn.Module):
             return None
         low = x.to(torch.bfloat16)
         if spec.granularity == "per_channel" and spec.axis == 0 and self.holder.spec.dtype == torch.int8 and _HAS_INT8:
-            return torch._weight_int8pack_mm(low, self.holder.integers, self._constant())
+            (scale,) = self._constants()
+            return torch._weight_int8pack_mm(low, self.holder.integers, scale)
         if spec.granularity == "per_group" and spec.bits == 4 and spec.group_size in _INT4_GROUPS and _HAS_INT4:
-            weight, scales = self._constant()
+            weight, scales = self._constants()
             return torch._weight_int4pack_mm_for_cpu(low, weight, spec.group_size, scales)
         return None
 
-    def _constant(self) -> Any:
+    def _constants(self) -> tuple[Tensor, ...]:
         """The scales in bfloat16, with the packed weight for int4; made once."""
         holder, stamp = self.holder, self.holder.stamp()
         if self.packed[0] != stamp:
             scale = holder.weight_scale.to(torch.bfloat16)
-            made: Any = scale
+            made: tuple[Tensor, ...] = (scale,)
             if holder.spec.granularity == "per_group":
                 weight = torch._convert_weight_to_int4pack_for_cpu((holder.integers + 8).to(torch.int32), 1)
                 made = weight, torch.stack([scale.t(), torch.zeros_like(scale.t())], -1).contiguous()

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fxquant.engines.runtimes.runtime import Array, Runtime
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    import onnxruntime as ort
+
 log = logging.getLogger("fxquant")
+_Session: TypeAlias = "tuple[ort.InferenceSession, list[str], list[str]]"  # with the names of inputs and outputs
 _SLOW_FUSIONS = ["SkipLayerNormFusion"]  # add and layer norm in one kernel that takes several times as long as the two
 
 
-class OnnxRuntime(Runtime):
+class OnnxRuntime(Runtime["_Session"]):
     """Runs a converted graph in ONNX Runtime. See `Runtime`."""
 
     engine = package = "onnxruntime"
     wide = False  # whether sums of two products may overflow int16, as `_adapt` finds
 
-    def _adapt(self, graph: Any) -> None:
+    def _adapt(self, graph: ir.Model) -> None:
         from onnx_ir.passes import common
 
         from fxquant.engines.runtimes.wide import has_wide_products
@@ -30,7 +35,7 @@ class OnnxRuntime(Runtime):
         move_weights_before_loops(graph.graph)
         common.RemoveUnusedNodesPass()(graph)
 
-    def _open(self, threads: int) -> Any:
+    def _open(self, threads: int) -> _Session:
         import onnxruntime as ort
 
         options = ort.SessionOptions()
@@ -54,15 +59,15 @@ class OnnxRuntime(Runtime):
             session = self._session_with(options)
         return session, [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
 
-    def _session_with(self, options: Any) -> Any:
+    def _session_with(self, options: ort.SessionOptions) -> ort.InferenceSession:
         import onnxruntime as ort
 
         return ort.InferenceSession(
             self.onnx_bytes, options, providers=["CPUExecutionProvider"], disabled_optimizers=_SLOW_FUSIONS
         )
 
-    def _run(self, session: Any, arrays: list[Array]) -> list[Tensor]:
+    def _run(self, session: _Session, arrays: list[Array]) -> list[Tensor]:
         # numpy arrays share memory both ways, and cost less per call than OrtValues or an IOBinding
-        session, inputs, outputs = session
-        results = session.run(outputs, dict(zip(inputs, arrays, strict=True)))
+        opened, inputs, outputs = session
+        results = opened.run(outputs, dict(zip(inputs, arrays, strict=True)))
         return [torch.from_numpy(array) for array in results]

@@ -7,7 +7,7 @@ once for all others.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,18 +15,22 @@ from torch import Tensor
 from fxquant.engines.onednn.pairs import overflows
 from fxquant.engines.runtimes.runtime import Array, Runtime
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    import openvino as ov
+
 _MOST_SHAPES = 4
 _NOTHING = 1e-5  # constants below it are dropped where OpenVINO adds an int8 tensor to a float one
 _WITHOUT_SNIPPETS = {"SNIPPETS_MODE": "DISABLE"}  # OpenVINO does not document it, so a version may refuse it
 
 
-class OpenVino(Runtime):
+class OpenVino(Runtime["_Models"]):
     """Runs a converted graph in OpenVINO. See `Runtime`."""
 
     engine = package = "openvino"
     gemm = False  # it moves scales through the reshapes, and fails on some shapes
 
-    def _adapt(self, graph: Any) -> None:
+    def _adapt(self, graph: ir.Model) -> None:
         from onnx_ir.passes import common
 
         from fxquant.engines.runtimes.drop_repeats import drop_repeats
@@ -48,10 +52,10 @@ class OpenVino(Runtime):
         common.RemoveUnusedNodesPass()(graph)
         self.snippets = not _has_residual_convolutions(graph.graph) or _has_attention(graph.graph)
 
-    def _open(self, threads: int) -> Any:
+    def _open(self, threads: int) -> _Models:
         return _Models(self.onnx_bytes, threads, self.snippets)
 
-    def _run(self, session: Any, arrays: list[Array]) -> list[Tensor]:
+    def _run(self, session: _Models, arrays: list[Array]) -> list[Tensor]:
         compiled, free = session.at(arrays)
         try:
             request = free.pop()
@@ -64,7 +68,7 @@ class OpenVino(Runtime):
         return outputs
 
 
-def _drop_zero_points(graph: Any) -> None:
+def _drop_zero_points(graph: ir.Graph) -> None:
     """Leave out zero points of zero: OpenVINO computes some of them at run time, and then the op in float."""
     from fxquant.export.onnx.initializers import value_of
 
@@ -75,7 +79,7 @@ def _drop_zero_points(graph: Any) -> None:
                 node.resize_inputs(2)
 
 
-def _add_tiny_in_float(graph: Any) -> None:
+def _add_tiny_in_float(graph: ir.Graph) -> None:
     """Let adds read tensors as they were before they were quantized, where OpenVINO would lose the zero point."""
     from fxquant.export.onnx.initializers import value_of
     from fxquant.export.onnx.producers import dequantize_before, quantize_before
@@ -91,16 +95,16 @@ def _add_tiny_in_float(graph: Any) -> None:
                 node.replace_input_with(place, quantize.inputs[0])
 
 
-def _has_residual_convolutions(graph: Any) -> bool:
+def _has_residual_convolutions(graph: ir.Graph) -> bool:
     """Whether an add takes a convolution and an int8 tensor, which the convolution's kernel could add itself."""
     return any(node.op_type == "Add" and {"Conv", "DequantizeLinear"} <= _makers(node) for node in graph)
 
 
-def _has_attention(graph: Any) -> bool:
+def _has_attention(graph: ir.Graph) -> bool:
     return any(node.op_type == "MatMul" and "Softmax" in _makers(node) for node in graph)
 
 
-def _makers(node: Any) -> set[str]:
+def _makers(node: ir.Node) -> set[str]:
     """The kinds of the nodes that a node reads."""
     return {value.producer().op_type for value in node.inputs if value is not None and value.producer() is not None}
 
@@ -123,9 +127,9 @@ class _Models:
             # and would quantize the activations of weight-only linears
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
-        self.made: dict[tuple[tuple[int, ...], ...], tuple[Any, list[Any]]] = {}
+        self.made: dict[tuple[tuple[int, ...], ...], tuple[ov.CompiledModel, list[ov.InferRequest]]] = {}
 
-    def at(self, arrays: list[Array]) -> tuple[object, list[object]]:
+    def at(self, arrays: list[Array]) -> tuple[ov.CompiledModel, list[ov.InferRequest]]:
         """The model for inputs of these shapes, and its free requests."""
         shapes = tuple(array.shape for array in arrays)
         found = self.made.get(shapes)
@@ -135,7 +139,7 @@ class _Models:
             found = self.made.get(()) or self.made.setdefault((), self._compile(None))
         return found
 
-    def _compile(self, shapes: tuple[tuple[int, ...], ...] | None) -> tuple[object, list[object]]:
+    def _compile(self, shapes: tuple[tuple[int, ...], ...] | None) -> tuple[ov.CompiledModel, list[ov.InferRequest]]:
         import openvino as ov
 
         core = ov.Core()
@@ -144,7 +148,7 @@ class _Models:
             model.reshape({port.get_any_name(): list(shape) for port, shape in zip(model.inputs, shapes, strict=True)})
         return self._compiled(core, model), []
 
-    def _compiled(self, core: Any, model: Any) -> Any:
+    def _compiled(self, core: ov.Core, model: ov.Model) -> ov.CompiledModel:
         if not self.snippets:
             with contextlib.suppress(RuntimeError):
                 return core.compile_model(model, "CPU", {**self.settings, **_WITHOUT_SNIPPETS})

@@ -11,7 +11,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from fxquant.engines.agreement import check_agreement, compare, nudge
 from fxquant.engines.example import example_of
 from fxquant.engines.onednn.lower import lower
 from fxquant.engines.onednn.runner import OneDnn
-from fxquant.engines.runtimes.runtime import Runtime
+from fxquant.engines.runtimes.runtime import AnyRuntime
 from fxquant.engines.watch import Watch, watch
 from fxquant.errors import ConfigError, FxQuantError
 from fxquant.export.reference import reference_of
@@ -48,7 +47,7 @@ _OTHERWISE: tuple[tuple[int, ...], ...] = ((-1,),)  # a layout of inputs that th
 class RegionRunner(Runner):
     """Runs a region in a runtime, where a call is like the example's; the lowered graph takes the others."""
 
-    def __init__(self, kind: type[Runtime], runtime: Runtime | None, region: Region, *, alone: bool) -> None:
+    def __init__(self, kind: type[AnyRuntime], runtime: AnyRuntime | None, region: Region, *, alone: bool) -> None:
         self.kind = kind
         self.runtime = runtime  # None if it is made at the next call
         self.alone = alone
@@ -79,7 +78,7 @@ class RegionRunner(Runner):
             self.failed = str(error)
             self._tell(region, "from now on", self.failed)
 
-    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if self.runtime is None and not self.failed and torch_compat.plain_mode():
             self._make(region)
         if self.watch is None:
@@ -132,7 +131,7 @@ class RegionRunner(Runner):
 
     def _pass_on(
         self, when: str, region: Region, args: tuple[object, ...], kwargs: dict[str, object], why: str = ""
-    ) -> Any:
+    ) -> object:
         if when not in self.told:
             self._tell(region, when, why)
         return self.lowered(region, args, kwargs)
@@ -141,7 +140,7 @@ class RegionRunner(Runner):
         self.told.add(when)
         log.warning("%r runs on onednn, not %s, %s. %s", region_name(region), self.kind.engine, when, why)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         digest = self.digest
         if self.watch is not None:
             digest = self.watch.digest() if self.watch.holds() else None
@@ -188,12 +187,12 @@ def outermost(model: nn.Module) -> Iterator[tuple[str, Region]]:
             yield path, region
 
 
-def run_regions(model: nn.Module, kind: type[Runtime]) -> nn.Module:
+def run_regions(model: nn.Module, kind: type[AnyRuntime]) -> nn.Module:
     """Lower a converted model, in place, and give its regions runtimes. A warning tells where none could be.
 
     A region of one product stays with oneDNN if there are larger ones: a runtime gains nothing on it.
     """
-    runtimes: dict[str, Runtime | None] = {}
+    runtimes: dict[str, AnyRuntime | None] = {}
     failed: dict[str, FxQuantError] = {}
     found = dict(outermost(model))
     large = {path: region for path, region in found.items() if _count_products(region) > 1}
@@ -240,7 +239,7 @@ def _count_products(region: Region) -> int:
     return sum(op is not None and op.is_product for op in ops)
 
 
-def _make_runtime(region: Region, kind: type[Runtime], *, alone: bool) -> Runtime:
+def _make_runtime(region: Region, kind: type[AnyRuntime], *, alone: bool) -> AnyRuntime:
     """A region's QDQ graph in a runtime that was seen to compute the same."""
     region = _by_itself(region)
     example = example_of(region)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +20,14 @@ from torch import Tensor, nn
 from fxquant.errors import ConfigError, FxQuantError
 from fxquant.export.onnx.export import to_onnx
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
 Array = NDArray[Any]
+Session = TypeVar("Session")
 
 
-class Runtime(ABC):
+class Runtime(ABC, Generic[Session]):
     """What all runtimes share; called like the model. A subclass names its `engine`, and gives `_open` and `_run`.
 
     Without `alone`, the model has other sessions, whose threads would wait for the same cores.
@@ -36,8 +40,8 @@ class Runtime(ABC):
     def __init__(
         self,
         model: nn.Module,
-        example_inputs: Any,
-        example_kwargs: Mapping[str, Any] | None = None,
+        example_inputs: object,
+        example_kwargs: Mapping[str, object] | None = None,
         *,
         alone: bool = True,
     ) -> None:
@@ -62,7 +66,7 @@ class Runtime(ABC):
         self._adapt(graph)
         self.onnx_bytes = serialize(graph, caller)
         self.signature = signature
-        self._session: Any = None
+        self._session: Session | None = None
         self._threads = 0
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
@@ -80,7 +84,7 @@ class Runtime(ABC):
                     return self._unlike(tensor, dtype, sizes)
         return None
 
-    def run(self, tensors: list[Tensor]) -> Any:
+    def run(self, tensors: list[Tensor]) -> object:
         """What the model returns for the tensors of a call."""
         try:
             if self._session is None or self._threads != torch.get_num_threads():
@@ -93,15 +97,15 @@ class Runtime(ABC):
             raise FxQuantError(f"engine={self.engine!r} cannot run on inputs {shown}.\n{error}") from error
         return self.signature.unflatten(outputs)
 
-    def _adapt(self, graph: object) -> None:  # noqa: B027
+    def _adapt(self, graph: ir.Model) -> None:
         """Change the ONNX graph in place, to what this runtime reads best."""
 
     @abstractmethod
-    def _open(self, threads: int) -> Any:
+    def _open(self, threads: int) -> Session:
         """A session of the runtime on `self.onnx_bytes`."""
 
     @abstractmethod
-    def _run(self, session: object, arrays: list[Array]) -> list[Tensor]:
+    def _run(self, session: Session, arrays: list[Array]) -> list[Tensor]:
         """The outputs of one call; several threads may be here."""
 
     def _unlike(self, tensor: Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> str:
@@ -109,7 +113,7 @@ class Runtime(ABC):
         why = f" The batch is fixed: {self.fixed_batch}" if self.fixed_batch else ""
         return f"An input is {_shown(tensor)}, on {tensor.device}; the example's was ({shown}) {_name(dtype)}.{why}"
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_session": None}
 
 
@@ -121,7 +125,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _wanted(value: Any, caller: str) -> tuple[torch.dtype, tuple[int | None, ...]]:
+def _wanted(value: ir.Value, caller: str) -> tuple[torch.dtype, tuple[int | None, ...]]:
     """The dtype and sizes of an input of an ONNX graph; None is the batch."""
     sizes = tuple(size if isinstance(size, int) else None for size in value.shape)
     try:
@@ -130,7 +134,7 @@ def _wanted(value: Any, caller: str) -> tuple[torch.dtype, tuple[int | None, ...
         raise ConfigError(f"{caller}: input {value.name!r} is {value.dtype.name}, which numpy lacks.") from error
 
 
-def serialize(graph: object, caller: str) -> bytes:
+def serialize(graph: ir.Model, caller: str) -> bytes:
     import onnx_ir as ir
 
     try:
@@ -138,3 +142,6 @@ def serialize(graph: object, caller: str) -> bytes:
     except ValueError as error:  # protobuf's limit
         raise FxQuantError(f"{caller}: the model is larger than the 2 GiB that ONNX takes in memory.") from error
     return data
+
+
+AnyRuntime: TypeAlias = Runtime[Any]

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from fxquant.errors import ConfigError
@@ -27,6 +28,10 @@ from fxquant.export.onnx.failure import failure, quiet
 from fxquant.export.onnx.signature import bind, parameters_of
 from fxquant.export.reference import reference_of
 from fxquant.files import replacing
+
+if TYPE_CHECKING:
+    from executorch.exir import ExecutorchProgramManager
+
 
 _CALLER = "export_executorch"
 _PLUMBING = ("getitem", "executorch_call_delegate")
@@ -85,7 +90,7 @@ def export_executorch(
     return ExecuTorchFile(path=file, delegates=delegates, outside=outside)
 
 
-def _lower(program: Any) -> tuple[Counter[str], Any]:
+def _lower(program: torch.export.ExportedProgram) -> tuple[Counter[str], ExecutorchProgramManager]:
     """How often each op is called once delegates stand for what they run, and the program."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
@@ -108,5 +113,5 @@ def _own_logging() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _name(target: Any) -> str:
+def _name(target: object) -> str:
     return str(getattr(target, "__name__", target)).removeprefix("aten.").removesuffix(".default")

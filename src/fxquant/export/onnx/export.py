@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export.graph_signature import ConstantArgument
 from torch.utils._pytree import tree_structure
 
@@ -186,17 +186,19 @@ def _refuse_changes(program: torch.export.ExportedProgram, caller: str) -> None:
                 )
 
 
-def _is_written(slot: Any) -> bool:
+def _is_written(slot: torch.Argument) -> bool:
     return slot.alias_info is not None and slot.alias_info.is_write
 
 
-def _root(node: Any) -> Any:
+def _root(node: fx.Node) -> fx.Node:
     """What a node is a view of."""
     while node.op == "call_function":
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.returns or schema.returns[0].alias_info is None:
             break
-        node = node.args[0]
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
     return node
 
 

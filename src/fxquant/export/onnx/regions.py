@@ -12,31 +12,34 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from fxquant.errors import ConfigError
-from fxquant.files import replacing
+from fxquant.export.open_sizes import Call
+from fxquant.files import Json, replacing
 from fxquant.graph.region import Region, regions
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
 
 FORMAT, VERSION = "fxquant-onnx-regions", 1
 MANIFEST = "manifest.json"
 
 
-def export_regions(
-    model: nn.Module, folder: Path, example: tuple[tuple[Any, ...], dict[str, Any]], write: Callable[..., Any]
-) -> Path:
+def export_regions(model: nn.Module, folder: Path, example: Call, write: Callable[..., ir.Model]) -> Path:
     """Write each region with the first call that it gets in the example; `write(region, file, args, kwargs)` does."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"export_onnx cannot make {str(folder)!r}: {error.strerror}. Give another.") from error
     calls = _calls(model, example)
-    rows: list[dict[str, Any]] = []
+    rows: list[Json] = []
     for path, region in regions(model):
-        row: dict[str, Any] = {"path": path, "file": None, "inputs": [], "outputs": []}
+        row: Json = {"path": path, "file": None, "inputs": [], "outputs": []}
         if path in calls:
             name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', path) or 'model'}.onnx"
             made = write(region, folder / name, *calls[path])
@@ -49,12 +52,12 @@ def export_regions(
     return folder
 
 
-def _calls(model: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
+def _calls(model: nn.Module, example: Call) -> dict[str, Call]:
     """The first call of each region, by its path."""
-    found: dict[str, tuple[Any, Any]] = {}
+    found: dict[str, Call] = {}
 
     def keep(path: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+        def hook(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             found.setdefault(path, (args, kwargs))
 
         return hook
@@ -69,7 +72,7 @@ def _calls(model: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]) ->
     return found
 
 
-def _shown(value: Any) -> dict[str, Any]:
+def _shown(value: ir.Value) -> Json:
     shape = [size if isinstance(size, int) else str(size) for size in value.shape or ()]
     return {"name": value.name, "dtype": str(value.dtype), "shape": shape}
 

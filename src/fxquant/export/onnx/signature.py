@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
-from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fxquant.errors import ConfigError
+from fxquant.graph.nodes import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def signature_of(parameters: inspect.Signature, example: object, program: torch.
     return Signature(
         parameters=parameters,
         inputs=inputs,
-        outputs=_plain(tree_unflatten(outputs, out_spec)),
+        outputs=plain(tree_unflatten(outputs, out_spec)),
         plain=_count_plain(parameters, *inputs),
     )
 
@@ -128,17 +128,8 @@ def _count_plain(parameters: inspect.Signature, args: tuple[object, ...], kwargs
     return count if tree_map(_value, (args, kwargs)) == rest else None
 
 
-def _value(leaf: int | Fixed) -> Any:
+def _value(leaf: int | Fixed) -> object:
     return leaf.value if isinstance(leaf, Fixed) else leaf
-
-
-def _plain(value: object) -> Any:
-    """The value without fx's immutable containers, which stand for the user's dicts and lists."""
-    if isinstance(value, immutable_list):
-        return [_plain(item) for item in value]
-    if isinstance(value, immutable_dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return tuple(_plain(item) for item in value) if type(value) is tuple else value
 
 
 def _index(leaves: list[tuple[bool, object]]) -> list[int | Fixed]:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from fxquant.numerics.observers.table import Observer, make_observer
 from fxquant.numerics.observers.watcher import Watcher
 
 Merged = Observer | Watcher
+T = TypeVar("T")
 
 
 def merge_over_ranks(watchers: Sequence[Merged]) -> None:
@@ -75,7 +76,7 @@ def _digest(watchers: Sequence[Merged]) -> str:
     return digest.hexdigest()
 
 
-def _gather(value: object) -> list[Any]:
+def _gather(value: T) -> list[T]:
     gathered: list[Any] = [None] * world_size()
     dist.all_gather_object(gathered, value)
     return gathered

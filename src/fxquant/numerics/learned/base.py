@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxquant.config.spec import Spec
 from fxquant.numerics.affine import MIN_SCALE
+from fxquant.numerics.learned.autograd_context import SavedFactor
 
 Own = Mapping[str, Tensor]
 _OCTAVES = 8.0  # of the base
@@ -90,14 +90,14 @@ def relative_scale(log_scale: Tensor, factor: float) -> Tensor:
 
 class _RelativeScale(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, log_scale: Tensor, factor: float) -> Tensor:
+    def forward(ctx: SavedFactor, log_scale: Tensor, factor: float) -> Tensor:
         scale = scale_of(log_scale)
         ctx.factor = factor
         ctx.save_for_backward(scale)
         return scale
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: SavedFactor, grad: Tensor) -> tuple[Tensor, None]:
         (scale,) = ctx.saved_tensors
         return grad * (ctx.factor / math.log(2.0**_OCTAVES)) / scale, None
 

@@ -17,12 +17,12 @@ Both start from the least squared error. The papers' 2 mean|x| / sqrt(p) fits Ga
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxquant.config.spec import Spec
+from fxquant.numerics.learned.autograd_context import SavedFactor
 from fxquant.numerics.learned.base import Learned, Own, log_of, put, relative_scale, scale_of, whole
 from fxquant.numerics.learned.straight_through import straight_through
 
@@ -99,12 +99,12 @@ class _RelativeOffset(torch.autograd.Function):
     """The offset itself from its share of the width, with the gradient of `relative_scale`: G / width."""
 
     @staticmethod
-    def forward(ctx: Any, share: Tensor, width: Tensor, factor: float) -> Tensor:
+    def forward(ctx: SavedFactor, share: Tensor, width: Tensor, factor: float) -> Tensor:
         ctx.factor = factor
         ctx.save_for_backward(width)
         return share * width
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: SavedFactor, grad: Tensor) -> tuple[Tensor, None, None]:
         (width,) = ctx.saved_tensors
         return grad * ctx.factor / width, None, None

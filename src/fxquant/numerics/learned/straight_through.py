@@ -14,7 +14,7 @@ is saved, which the ReLU before it keeps for its own backward anyway.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +23,10 @@ from torch.autograd.function import once_differentiable
 from fxquant.config.spec import Spec
 from fxquant.graph.rounding import round_to
 from fxquant.numerics.affine import broadcast_qparam, choose_qparams, split_groups
+from fxquant.numerics.learned.autograd_context import Saved
 from fxquant.numerics.ranges import storage_order
+
+Number: TypeAlias = float | Tensor
 
 
 def straight_through(
@@ -51,10 +54,17 @@ def observed_fake_quantize(x: Tensor, low: Tensor, high: Tensor, spec: Spec) -> 
     return straight_through(x, *choose_qparams(low, high, spec), spec)
 
 
+class _Rounding(Saved, Protocol):
+    spec: Spec
+    margin: float
+    inside: bool
+    shape: torch.Size
+
+
 class _RoundToGrid(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Rounding,
         x: Tensor,
         scale: Tensor,
         zero_point: Tensor,
@@ -74,7 +84,7 @@ class _RoundToGrid(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: _Rounding, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, zero_point, *rest = ctx.saved_tensors
         _, step, low, high = _grid(x, scale, zero_point, ctx.spec)
         grad = grad.to(x.dtype)
@@ -91,7 +101,7 @@ class _RoundToGrid(torch.autograd.Function):
         return through, to_scale / scale, None, to_offset, None, None, None
 
 
-def _grid(x: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec) -> tuple[Any, Any, Any, Any]:
+def _grid(x: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec) -> tuple[Number, Number, Any, Any]:
     """(1 / step, step, lowest, highest level) for x: plain numbers per tensor, which the fast kernels ask for."""
     if spec.granularity == "per_tensor":
         step = scale.reshape(()).to(x.dtype)
@@ -101,14 +111,14 @@ def _grid(x: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec) -> tuple[Any
     return 1.0 / step, step, spec.quant_min - zero_points, spec.quant_max - zero_points
 
 
-def _inside(grad: Tensor, x: Tensor, low: Any, high: Any) -> Tensor:
+def _inside(grad: Tensor, x: Tensor, low: Number, high: Number) -> Tensor:
     """grad where low < x < high, 0 elsewhere."""
     if isinstance(low, float):
         return torch.ops.aten.hardtanh_backward(grad, x, low, high)  # type: ignore[no-any-return]
     return torch.where((x > low) & (x < high), grad, 0.0)
 
 
-def _total(grad: Tensor, factor: Tensor | None, ctx: Any) -> Tensor:
+def _total(grad: Tensor, factor: Tensor | None, ctx: _Rounding) -> Tensor:
     """sum(grad * factor) over all that one scale covers, in the shape of the scale."""
     spec: Spec = ctx.spec
     if spec.granularity == "per_tensor":

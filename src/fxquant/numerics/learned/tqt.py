@@ -10,12 +10,12 @@ straight through, so to log2 t = s ln 2 * (the gradient to s).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxquant.config.spec import Spec
+from fxquant.numerics.learned.autograd_context import Saved
 from fxquant.numerics.learned.base import Learned, Own, put, whole
 from fxquant.numerics.learned.straight_through import straight_through
 
@@ -60,13 +60,13 @@ def threshold_of(scale: Tensor, zero_point: Tensor, spec: Spec) -> Tensor:
 
 class _PowerOfTwo(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, exponent: Tensor, levels: Tensor) -> Tensor:
+    def forward(ctx: Saved, exponent: Tensor, levels: Tensor) -> Tensor:
         # ldexp is exact; exp2 need not be
         scale = torch.ldexp(1.0 / levels, exponent.ceil().to(torch.int32))
         ctx.save_for_backward(scale)
         return scale
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Saved, grad: Tensor) -> tuple[Tensor, None]:
         (scale,) = ctx.saved_tensors
         return grad * scale * math.log(2.0), None

@@ -27,7 +27,7 @@ from fxquant.numerics.observers.table import Observer, make_observer
 class Partial:
     """A class with some of its arguments: `with_args` fixes values, `with_callable_args` what is called each time."""
 
-    def __init__(self, make: Callable[..., Any], callable_args: Mapping[str, Callable[[], Any]]) -> None:
+    def __init__(self, make: Callable[..., object], callable_args: Mapping[str, Callable[[], object]]) -> None:
         self.make = make
         self.callable_args = dict(callable_args)
 

@@ -11,9 +11,9 @@ histogram, entropy, percentile      per tensor from a histogram; per channel or 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
-from fxquant.config.spec import ObserverKind, Spec
+from fxquant.config.spec import Granularity, ObserverKind, Spec
 from fxquant.errors import ConfigError
 from fxquant.numerics.observers.base import Observer
 from fxquant.numerics.observers.channels import ChannelsObserver
@@ -48,7 +48,13 @@ def keep_channels(spec: Spec) -> Spec:
     return Spec(observer="channels", **_shape(spec))
 
 
-def _shape(spec: Spec) -> dict[str, Any]:
+class _Shape(TypedDict, total=False):
+    granularity: Granularity
+    axis: int
+    group_size: int | None
+
+
+def _shape(spec: Spec) -> _Shape:
     """How many ranges a tensor has."""
     if spec.granularity == "per_tensor":
         return {}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fxquant.config.limits import Measure
+
+Value: TypeAlias = int | NDArray[np.int64] | NDArray[np.floating[Any]]  # a position, or arrays of them that broadcast
 
 
 def terms(measure: Measure) -> str:
@@ -29,7 +32,7 @@ _TERMS: dict[Measure, str] = {
 }
 
 
-def measured(measure: Measure, i: Sequence[Any], o: Any = 0, w: Any = 0, b: Any = 0) -> Any:
+def measured(measure: Measure, i: Sequence[Value], o: Value, w: Value, b: Value) -> Value:
     """The value of a measure. Weighted kernels and unary ops have one input."""
     if measure == "cut":
         return w + i[0] - o
@@ -38,11 +41,21 @@ def measured(measure: Measure, i: Sequence[Any], o: Any = 0, w: Any = 0, b: Any 
     if measure == "bias_to_output":
         return o - b
     if measure == "spread":
-        return reduce(np.maximum, i) - reduce(np.minimum, i)
+        return _largest(i) - _least(i)
     if measure == "sum":
-        return reduce(np.minimum, i) - o
+        return _least(i) - o
     if measure == "product":
         return sum(i) - o
     if measure == "output":
         return o
     return i[0] if measure == "input" else i[0] - o
+
+
+def _largest(values: Sequence[Value]) -> Value:
+    found: Value = reduce(np.maximum, values)
+    return found
+
+
+def _least(values: Sequence[Value]) -> Value:
+    found: Value = reduce(np.minimum, values)
+    return found

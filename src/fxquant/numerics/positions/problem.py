@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fxquant.config.limits import Position
-from fxquant.numerics.positions.measure import measured, terms
+from fxquant.numerics.positions.measure import Value, measured, terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +40,14 @@ class Rule:
     def _named(self, letter: str) -> tuple[str, ...]:
         return self.i if letter == "i" else (getattr(self, letter),)
 
-    def value(self, at: Mapping[str, Any]) -> Any:
+    def value(self, at: Mapping[str, Value]) -> Value:
         """The measure, for positions that are numbers or arrays that broadcast."""
         asked = terms(self.position.measure)
         inputs = [at[name] for name in self.i] if "i" in asked else []
         o, w, b = (at[getattr(self, letter)] if letter in asked else 0 for letter in "owb")
         return measured(self.position.measure, inputs, o, w, b)
 
-    def holds(self, at: Mapping[str, Any]) -> Any:
+    def holds(self, at: Mapping[str, Value]) -> bool | NDArray[np.bool_]:
         low, high = self.position.bounds
         value = self.value(at)
         return (value >= low) & (value <= high)

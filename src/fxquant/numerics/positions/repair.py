@@ -25,18 +25,18 @@ def repair(problem: Problem) -> dict[str, int]:
 def _mend(rule: Rule, at: dict[str, int]) -> None:
     """Move the weight for a cut, the bias for a bias, the finest input for a spread, the output otherwise."""
     low, high = rule.position.bounds
-    measure, value = rule.position.measure, rule.value(at)
+    measure, value = rule.position.measure, int(rule.value(at))
     wanted = int(min(max(value, low), high))
     if measure == "spread":
         limit = min(at[name] for name in rule.i) + wanted
         at.update({name: min(at[name], limit) for name in rule.i})
     elif measure == "cut":
-        at[rule.w] += wanted - int(value)
+        at[rule.w] += wanted - value
     elif measure in ("bias", "bias_to_output"):
-        at[rule.b] -= wanted - int(value)
+        at[rule.b] -= wanted - value
     elif measure == "input":
         at[rule.i[0]] = wanted
     elif measure == "output":
         at[rule.o] = wanted
     else:
-        at[rule.o] -= wanted - int(value)
+        at[rule.o] -= wanted - value

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fxquant.errors import ConfigError
 from fxquant.numerics.positions.problem import Problem, Rule
 from fxquant.numerics.positions.repair import repair
 
-Table = tuple[tuple[str, ...], np.ndarray[Any, np.dtype[np.float64]]]
+Table = tuple[tuple[str, ...], NDArray[np.float64]]
 CELLS = 1 << 21  # of a table, at most
 _REACH = (4, 8, 16, 32, 64)  # places to either side
 
@@ -84,7 +84,7 @@ def _around(part: Problem, center: Mapping[str, int], reach: int) -> tuple[dict[
     tables += [(rule.tensors, _forbidden(rule, places)) for rule in part.rules if _fits(rule.tensors, places)]
     if len(tables) < len(places) + len(part.rules):
         return None, False
-    kept: list[tuple[str, tuple[str, ...], np.ndarray[Any, np.dtype[np.int64]]]] = []
+    kept: list[tuple[str, tuple[str, ...], NDArray[np.int64]]] = []
     left = set(places)
     while left:
         name = min(sorted(left), key=lambda each: len(_neighbours(each, tables)))
@@ -106,7 +106,7 @@ def _around(part: Problem, center: Mapping[str, int], reach: int) -> tuple[dict[
     return found, True
 
 
-def _fits(names: Sequence[str], places: Mapping[str, Any]) -> bool:
+def _fits(names: Sequence[str], places: Mapping[str, NDArray[np.int64]]) -> bool:
     return math.prod(len(places[name]) for name in names) <= CELLS
 
 
@@ -114,7 +114,7 @@ def _neighbours(name: str, tables: list[Table]) -> set[str]:
     return {other for names, _ in tables if name in names for other in names} - {name}
 
 
-def _forbidden(rule: Rule, places: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _forbidden(rule: Rule, places: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float64]:
     """0 where a rule holds, infinity elsewhere; one axis for each of its tensors."""
     count = len(rule.tensors)
     at = {
@@ -125,7 +125,7 @@ def _forbidden(rule: Rule, places: Mapping[str, Any]) -> np.ndarray[Any, np.dtyp
     return np.where(holds, 0.0, np.inf)
 
 
-def _sum(tables: list[Table], names: tuple[str, ...], places: Mapping[str, Any]) -> Any:
+def _sum(tables: list[Table], names: tuple[str, ...], places: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float64]:
     total = np.zeros([len(places[name]) for name in names])
     for own, values in tables:
         order = sorted(range(len(own)), key=lambda axis: names.index(own[axis]))

@@ -105,7 +105,7 @@ class QatBlock(nn.Module):
         self.__dict__["norm"] = None
 
     @torch.no_grad()
-    def read_calibrated(self, state_dict: dict[str, Any], prefix: str, prefixes: dict[int, str]) -> None:
+    def read_calibrated(self, state_dict: dict[str, Tensor], prefix: str, prefixes: dict[int, str]) -> None:
         """Read the state of the same op in a calibrated model, where the batch norm is folded: w = w' / g, ...
 
         The statistics and gamma stay as they are here; `prefixes` are those of all modules by id.

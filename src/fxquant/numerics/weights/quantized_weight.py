@@ -106,7 +106,7 @@ class QuantizedWeight(nn.Module):
             views[name] = value, view
         return view
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {key: value for key, value in self.__dict__.items() if key != "_views"}
 
     def stamp(self) -> object:
@@ -129,7 +129,7 @@ class QuantizedWeight(nn.Module):
             return None if bias is None or zero is None else (bias.to(torch.float32) - zero) * scale
         return bias if name == "bias" else getattr(self, name)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         names = [name for name, tensor in self.shell._parameters.items() if tensor is not None]
         return func.functional_call(self.shell, {name: self.dequantized(name) for name in names}, args, kwargs)
 

@@ -8,7 +8,7 @@ conv.bias()                   the real values
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class Readable(Tensor):
     def int_repr(self) -> Tensor:
         return cast(Tensor, self._owner.integers if self._name == "weight" else self._owner._buffers[self._name])
 
-    def qscheme(self) -> Any:
+    def qscheme(self) -> torch.qscheme | None:  # type: ignore[override]
         """As torch names it; per group there is no name."""
         if self._owner.spec.granularity == "per_tensor":
             return torch.per_tensor_affine
@@ -59,11 +59,12 @@ class Readable(Tensor):
     def __deepcopy__(self, memo: dict[int, object]) -> Tensor:
         return self.as_subclass(Tensor).clone()
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
+        made: str | tuple[object, ...] = self.as_subclass(Tensor).__reduce_ex__(protocol)
+        return made
 
 
-def readable(tensor: Tensor, owner: Any, name: str) -> Tensor:
+def readable(tensor: Tensor, owner: object, name: str) -> Tensor:
     """The tensor `name` of a QuantizedWeight for code outside."""
     view = tensor.as_subclass(Readable)
     view._owner, view._name = owner, name
