@@ -10,7 +10,8 @@
 `modules` (stock modules in a form that quantizes) stands on capture. Engines and export know its parts, and assemble
 puts them in.
 
-`targets` and `templates` stand beside that line and import config only. `errors`, `files` and `progress` are open to all.
+`targets` and `templates` stand beside that line and import config only. `errors`, `files` and `progress` are open to
+all.
 The deprecated parts of torch are imported in graph/torch_compat.py and nowhere else.
 """
 

@@ -74,6 +74,15 @@ def test_for_size_weights_stay_int8_where_they_can() -> None:
     assert result.trials[1].plan.mode == "weight_only" and result.trials[1].size == 0.25 < result.best.size < 0.6
 
 
+def test_without_data_the_example_is_what_ops_are_ranked_by() -> None:
+    rules = {"": fq.QConfig(weight=fq.Spec(granularity="per_channel", observer="minmax"))}
+    for example in ({"example_inputs": batches()[0]}, {"example_kwargs": {"x": batches()[0]}}):
+        found = fq.tune(
+            whole(), None, Share(whole()), qconfig_mapping=rules, max_trials=2, engine="reference", **example
+        )  # type: ignore[arg-type]
+        assert found.passed
+
+
 def test_nothing_within_the_tolerance_gives_the_best_and_says_so() -> None:
     model = broken()
     with pytest.warns(UserWarning, match="NOT within the tolerance"):

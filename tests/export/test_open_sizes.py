@@ -1,0 +1,41 @@
+"""Which sizes of the inputs stay open, and what is said of those that cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxquant.errors import ConfigError
+from fxquant.export.open_sizes import open_sizes
+
+
+class Net(nn.Module):
+    def forward(self, image: Tensor, scale: float = 1.0) -> Tensor:
+        return image * scale
+
+
+def opened(image: Tensor, **options: Any) -> Any:
+    options = {"dynamic_batch": False, "dynamic_shapes": None, **options}
+    return open_sizes(Net(), ((image,), {}), "export", **options)
+
+
+def test_a_batch_of_one_is_doubled_and_open() -> None:
+    example, shapes = opened(torch.zeros(1, 3), dynamic_batch=True)
+    assert tuple(example[0][0].shape) == (2, 3) and list(shapes["image"]) == [0]
+
+
+def test_equal_names_are_one_size() -> None:
+    _, shapes = opened(torch.zeros(2, 8, 8), dynamic_shapes={"image": {1: "side", -1: "side"}})
+    assert shapes["image"][1] is shapes["image"][2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [({"scale": {0: "n"}}, "is no tensor argument"), ({"image": {3: "n"}}, "no axis 3"), ({"image": {1: "n"}}, "is 1")],
+)
+def test_what_cannot_be_open_is_named(asked: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        opened(torch.zeros(2, 1), dynamic_shapes=asked)
