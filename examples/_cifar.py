@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+FILES = ("resnet20-cifar10.pt", "cifar10-calib-512.npz", "cifar10-train-5000.npz", "cifar10-test-2000.npz")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 

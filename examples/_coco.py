@@ -15,6 +15,7 @@ from _yolox import SIZE, YoloxNano, decode, suppress
 from safetensors.torch import load_file
 from torch import Tensor
 
+FILES = ("yolox-nano.safetensors", "train2017", "train2017.json", "val2017", "val2017.json")
 GREY = 114
 
 

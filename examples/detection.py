@@ -14,10 +14,11 @@ weights are random and the pictures crops of two photographs: it shows the flow,
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 
 import torch
-from _coco import Pictures, average_precision, detect, load_pictures, load_yolox
+from _coco import FILES, Pictures, average_precision, detect, load_pictures, load_yolox
 from _command import options
 from _yolox import YoloxNano
 from torch import Tensor, nn
@@ -70,36 +71,82 @@ def distance(maps: Maps, wanted: Maps) -> Tensor:
     return total / len(maps[0][0])
 
 
+class Teacher:
+    """Pictures, and what the float model makes of them and of their mirror images: found once, kept as halves."""
+
+    @torch.no_grad()
+    def __init__(self, model: nn.Module, images: Tensor) -> None:
+        self.images = images
+        model = copy.deepcopy(model).train()  # the maps, not the scores
+        found = [[model(self.pictures(index, side)) for index in torch.arange(len(images)).split(6)] for side in (0, 1)]
+        self.maps = [_joined(maps) for maps in found]
+
+    def pictures(self, index: Tensor, mirrored: int) -> Tensor:
+        pictures = self.images[index].float()
+        return pictures.flip(3) if mirrored else pictures
+
+    def distance(self, student: nn.Module, index: Tensor, mirrored: int = 0) -> Tensor:
+        """Of the student's maps for some of the pictures."""
+        wanted = [tuple(part[index].float() for part in level) for level in self.maps[mirrored]]
+        return distance(student(self.pictures(index, mirrored)), wanted)
+
+
+def _joined(batches: Sequence[Maps]) -> Maps:
+    levels = zip(*batches, strict=True)
+    return [tuple(torch.cat([part.half() for part in parts]) for parts in zip(*level, strict=True)) for level in levels]
+
+
+def groups(prepared: nn.Module, lr: float, range_lr: float) -> list[dict[str, object]]:
+    """For Adam, whose steps are absolute: those of a weight are a share of its size, since folded ones differ a lot."""
+    weights, vectors, ranges = fq.parameter_groups(prepared, lr, range_lr, 0.0)
+    own = [
+        {"params": [parameter], "lr": lr * float(parameter.detach().square().mean().sqrt())}
+        for group in (weights, vectors)
+        for parameter in group["params"]
+    ]
+    return [*own, ranges]
+
+
 def train(
     prepared: nn.Module,
-    teacher: nn.Module,
-    images: Tensor,
+    teacher: Teacher,
     *,
     epochs: int,
     lr: float,
+    range_lr: float,
     batch: int = 6,
-    each_step: Callable[[int, float], None] = lambda step, loss: None,
+    each_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> None:
-    """Adam with a falling rate over shuffled and mirrored pictures; the float model says what is wanted."""
-    teacher = copy.deepcopy(teacher).train()  # the maps, not the scores
-    optimizer = torch.optim.Adam(fq.parameter_groups(prepared, lr, 10 * lr, 0.0))
+    """Adam with a falling rate; of the states after each epoch, the nearest to the teacher on held-out pictures stays.
+
+    A fifth of the pictures is held out.
+    """
+    share = len(teacher.images) * 4 // 5
+    held_out = torch.arange(share, len(teacher.images))
     generator = torch.Generator().manual_seed(0)
-    order = [index for _ in range(epochs) for index in torch.randperm(len(images), generator=generator).split(batch)]
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(order), eta_min=0.1 * lr)
+    for parameter in (prepared.stem.conv.weight, prepared.stem.conv.bias):
+        parameter.requires_grad_(False)  # it sees pixels up to 255, whose sum makes a large step of a small one
+    optimizer = torch.optim.Adam(groups(prepared, lr, range_lr))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * math.ceil(share / batch))
     prepared.train()
-    for step, index in enumerate(order):
-        pictures = images[index].float()
-        if torch.rand((), generator=generator) < 0.5:
-            pictures = pictures.flip(3)
+    best: tuple[float, dict[str, Tensor]] = (math.inf, {})
+    for epoch in range(epochs + 1):
         with torch.no_grad():
-            wanted = teacher(pictures)
-        optimizer.zero_grad()
-        loss = distance(prepared(pictures), wanted)
-        loss.backward()
-        nn.utils.clip_grad_norm_(prepared.parameters(), 10.0)
-        optimizer.step()
-        schedule.step()
-        each_step(step, loss.item())
+            parts = held_out.split(batch)
+            loss = sum(float(teacher.distance(prepared, part)) * len(part) for part in parts) / len(held_out)
+        each_epoch(epoch, loss)
+        if loss < best[0]:
+            best = (loss, copy.deepcopy(prepared.state_dict()))
+        if epoch == epochs:
+            break
+        for index in torch.randperm(share, generator=generator).split(batch):
+            optimizer.zero_grad()
+            mirrored = int(torch.randint(0, 2, (), generator=generator))
+            teacher.distance(prepared, index, mirrored).backward()
+            nn.utils.clip_grad_norm_(prepared.parameters(), 10.0)
+            optimizer.step()
+            schedule.step()
+    prepared.load_state_dict(best[1])
     prepared.eval()
 
 
@@ -109,7 +156,7 @@ def trained(model: nn.Module, post: nn.Module, images: Tensor, **options: object
     prepared = fq.prepare_qat_fx(copy.deepcopy(model).train(), TRAINING, example, target="x86-vnni")
     prepared.load_state_dict(post.state_dict())
     fq.freeze_observers(prepared)
-    train(prepared, model, images, **{"epochs": 1, "lr": 2e-5, **options})
+    train(prepared, Teacher(model, images), **{"epochs": 5, "lr": 5e-5, "range_lr": 2e-2, **options})
     return prepared
 
 
@@ -133,7 +180,7 @@ def sqnr(model: nn.Module, quantized: nn.Module, batches: Sequence[Tensor]) -> f
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, tuple[float, ...]]:
-    args = options(__doc__, arguments, data="yolox-nano.safetensors, train2017/, val2017/ and their JSON files")
+    args = options(__doc__, arguments, data=FILES)
     torch.manual_seed(0)
     if args.data is None:
         model = YoloxNano(classes=4, width=4 if args.quick else 8).eval()
@@ -155,13 +202,16 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, tuple[float, ...]]
             result[name] = average_precision(detect(quantized, tests), held_out.boxes)
             print(f"{name}: mAP {result[name][0]:.2f}, AP50 {result[name][1]:.2f}", flush=True)
 
+    def say(epoch: int, loss: float) -> None:
+        print(f"    after {epoch} epochs: {loss:.1f} from the teacher on held-out pictures", flush=True)
+
     result: dict[str, tuple[float, ...]] = {}
     if args.data is not None:
         score("float", model)
     score("PTQ int8", fq.convert_fx(calibrated(model, batches, INT8)))
     post = calibrated(model, batches, POW2)
     score("PTQ power-of-two", fq.convert_fx(post, engine="reference"))
-    prepared = trained(model, post, teach)
+    prepared = trained(model, post, teach, epochs=1 if args.quick else 5, each_epoch=say)
     converted = fq.convert_fx(prepared, engine="reference")
     score("QAT power-of-two", converted)
     int8 = sum(row.status == "int8" and row.kind == "conv2d" for row in fq.explain(converted))

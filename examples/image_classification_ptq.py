@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from _cifar import cifar_data, cifar_resnet
+from _cifar import FILES, cifar_data, cifar_resnet
 from _command import options
 from _digits import ResNet, accuracy, digits, trained
 from torch import nn
@@ -29,7 +29,7 @@ def size_of(model: nn.Module) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
-    args = options(__doc__, arguments, data="resnet20-cifar10.pt and the CIFAR-10 npz files")
+    args = options(__doc__, arguments, data=FILES)
     torch.manual_seed(0)
     if args.data is None:
         train, test = digits()

@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--learn", choices=("ste", "lsq", "tqt"), default="lsq")
     args = parser.parse_args()
+    if not dist.is_torchelastic_launched():
+        parser.error("start it by torchrun: torchrun --nproc-per-node 2 examples/qat_ddp.py")
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -135,10 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
 
     models = {"float": model.eval(), "PTQ": post, "QAT": trained}
     result = {name: hits(each, *test) for name, each in models.items()}
-    print("right boxes: " + ", ".join(f"{name} {100 * share:.0f}%" for name, share in result.items()))
-    head = {row.path: row.status for row in fq.explain(trained) if row.path.startswith("head.")}
-    result["int8 convolutions in the head"] = sum(status == "int8" for status in head.values())
-    print(f"the head: {head}")
+    head = [row for row in fq.explain(trained) if row.path.startswith("head.") and row.kind == "conv2d"]
+    result["int8 convolutions in the head"] = sum(row.status == "int8" for row in head)
+    print(f"{result['int8 convolutions in the head']} of {len(head)} convolutions in the head are int8")
+    print("right boxes: " + ", ".join(f"{name} {100 * result[name]:.0f}%" for name in models))
     return result
 
 

@@ -59,9 +59,20 @@ def test_data_that_is_missing_is_said(run: Callable[..., Any], name: str, capsys
     assert "there is no such directory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["detection", "image_classification_qat"])
+def test_files_that_are_missing_are_named(
+    run: Callable[..., Any], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(name, "--data", str(tmp_path))
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.count(str(tmp_path)) == 1 and importlib.import_module(name).FILES[0] in said
+
+
 def test_detection_heads(run: Callable[..., Any]) -> None:
     found = run("detection_heads")
     assert found["dfl: pixels"] < 4 and found["dfl: float convolutions"] == found["ssd: float convolutions"] == 0
+    assert found["ssd: boxes"] > 0.6
 
 
 def test_wrapped_post_processing(run: Callable[..., Any]) -> None:
