@@ -1,14 +1,13 @@
-"""Classification recipes: CIFAR-10 ResNets after calibration and after training, EfficientNet-Lite0 after calibration.
+"""Classification recipes: CIFAR-10 ResNets and EfficientNet-Lite0, after calibration and after training.
 
-Training has the float network as teacher: labels would say little, for it was trained on these very pictures. Which
-learning rates are used is chosen on pictures of the training set that are held out; the test pictures are seen once.
+CIFAR-10 has labels, so its score is top-1. For Lite0 there are only photographs, so its score is the outputs' SQNR.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,100 +16,154 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxquant as fq
+from _distill import Recipe, choose
 from _models import LITE, cifar_images, cifar_resnet, efficientnet_lite0, pictures
-from _peers import nncf_static, onnxruntime_file, onnxruntime_runner, openvino_runner, run, torch_ao_static
+from _peers import (
+    nncf_static,
+    onnxruntime_file,
+    onnxruntime_runner,
+    openvino_runner,
+    run,
+    torch_ao_converted,
+    torch_ao_static,
+    torch_ao_training,
+)
 from _rows import Row, size_of
+from _schemes import SCHEMES
 from fxquant.numerics.affine import sqnr_db
 
 HELD_OUT = 1000
-_U8 = fq.Spec(signed=False, symmetric=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scheme:
-    """Grids for calibration and for training, and the target that has them."""
-
-    post: fq.QConfig
-    training: fq.QConfig | None = None
-    target: str | None = None
-
-
-def _weights(bits: int) -> fq.Spec:
-    return fq.Spec(bits=bits, granularity="per_channel")
-
-
-SCHEMES = {
-    "W8A8": Scheme(post=fq.QConfig(activation=_U8, weight=_weights(8))),
-    "W8A8 power-of-two": Scheme(
-        post=fq.QConfig(activation=fq.Spec(scale="pow2"), weight=fq.Spec(scale="pow2")),
-        training=fq.QConfig(activation=fq.Spec(learn="tqt"), weight=fq.Spec(learn="tqt")),
-        target="npu",
-    ),
-    "W4A8": Scheme(
-        post=fq.QConfig(activation=_U8, weight=_weights(4)),
-        training=fq.QConfig(activation=_U8.with_(learn="lsq"), weight=_weights(4).with_(learn="lsq")),
-    ),
-    "W4A4": Scheme(
-        post=fq.QConfig(activation=_U8.with_(bits=4), weight=_weights(4)),
-        training=fq.QConfig(activation=_U8.with_(bits=4, learn="lsq"), weight=_weights(4).with_(learn="lsq")),
-    ),
+# Where 8 bits lose little, small steps; fewer bits are worth longer training, in which batch norms follow.
+SMALL = (
+    Recipe(lr=3e-5, range_lr=1e-3, epochs=4, freeze_norms=True),
+    Recipe(lr=2e-4, range_lr=1e-3, epochs=4, freeze_norms=True),
+)
+RECIPES = {
+    "W8A8": SMALL,
+    "W8A8 power-of-two": SMALL,
+    "W4A8": (Recipe(lr=3e-4, range_lr=1e-3, epochs=2, freeze_norms=False),),
+    "W4A8 power-of-two": (Recipe(lr=3e-4, range_lr=1e-3, epochs=2, freeze_norms=False),),
+    "W4A4": (Recipe(lr=1e-3, range_lr=1e-3, epochs=8, freeze_norms=False),),
+    "W4A4 power-of-two": (Recipe(lr=1e-3, range_lr=1e-3, epochs=8, freeze_norms=False),),
+}
+LITE_RECIPES = {
+    "W8A8 power-of-two": (Recipe(lr=1e-5, range_lr=1e-3, epochs=1, freeze_norms=True),),
+    "W4A4": (Recipe(lr=1e-4, range_lr=1e-3, epochs=2, freeze_norms=True),),
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """A way to train. Batch norms keep their statistics with `freeze_norms`."""
+class Data:
+    """Batches to calibrate and to test with, batches of so many epochs to train on, and those held out of them."""
 
-    lr: float
-    range_lr: float
-    epochs: int
-    freeze_norms: bool
-
-    def __str__(self) -> str:
-        return f"{self.epochs} epochs, Adam {self.lr:g}, ranges {self.range_lr:g}"
+    calibration: Sequence[Tensor]
+    test: Sequence[Tensor]
+    training: Callable[[int], Sequence[Tensor]]
+    held_out: Sequence[Tensor]
 
 
-CANDIDATES = {
-    "W8A8 power-of-two": (
-        Recipe(lr=1e-5, range_lr=1e-4, epochs=1, freeze_norms=True),
-        Recipe(lr=1e-4, range_lr=1e-3, epochs=1, freeze_norms=True),
-    ),
-    "W4A8": (Recipe(lr=3e-4, range_lr=1e-3, epochs=1, freeze_norms=False),),
-    "W4A4": (Recipe(lr=1e-3, range_lr=1e-3, epochs=3, freeze_norms=False),),
-}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """How good outputs for the test batches are."""
+
+    metric: str
+    of: Callable[[Tensor], float]
+    note: Callable[[Tensor], str] = lambda output: ""
 
 
-def calibrated(model: nn.Module, scheme: Scheme, batches: Sequence[Tensor]) -> nn.Module:
-    target = {} if scheme.target is None else {"target": scheme.target}
-    return fq.calibrate(fq.prepare_fx(model, {"": scheme.post}, (batches[0],), **target), batches)
+class Classifier:
+    """The rows of one network. Each method gives a row; calibrations are shared."""
+
+    def __init__(
+        self, name: str, model: nn.Module, data: Data, score: Score, recipes: Mapping[str, Sequence[Recipe]]
+    ) -> None:
+        self.name, self.model, self.data, self.score, self.recipes = name, model, data, score, recipes
+        self.calibration = data.calibration
+        self.calibrated = functools.cache(lambda scheme: SCHEMES[scheme].prepared(model, data.calibration))
+
+    def methods(self) -> dict[str, Callable[[], Row]]:
+        found: dict[str, Callable[[], Row]] = {"float": lambda: self.row("float", self.model)}
+        for scheme in SCHEMES:
+            found[f"PTQ {scheme}"] = functools.partial(self.after_calibration, scheme)
+            if scheme in self.recipes:
+                found[f"QAT {scheme}"] = functools.partial(self.after_training, scheme)
+        for name, make in self.peers().items():
+            found[name] = lambda name=name, make=make: self.row(name, make())
+        if "W8A8" in self.recipes:
+            found["torch.ao FX, QAT"] = self.torch_ao_after_training
+        return found
+
+    def peers(self) -> dict[str, Callable[[], Callable[[Tensor], Tensor]]]:
+        size = len(self.data.test[0])
+        same = [batch for batch in torch.cat(list(self.calibration)).split(size) if len(batch) == size]
+        return {
+            "torch.ao FX": lambda: torch_ao_static(self.model, self.calibration),
+            "ONNX Runtime": lambda: onnxruntime_runner(onnxruntime_file(self.model, self.calibration)),
+            "NNCF": lambda: openvino_runner(nncf_static(self.model, same), torch.get_num_threads()),  # one size only
+        }
+
+    def timed(self) -> tuple[nn.Module, str]:
+        """What goes on to the engines to be timed, and the row that its times belong to."""
+        return self.calibrated("W8A8"), "PTQ W8A8"
+
+    def after_calibration(self, scheme: str) -> Row:
+        return self.row(f"PTQ {scheme}", fq.convert_fx(self.calibrated(scheme), engine="reference"))
+
+    def after_training(self, scheme: str) -> Row:
+        def make(recipe: Recipe) -> nn.Module:
+            example = self.calibration[0][:2]
+            prepared = SCHEMES[scheme].training_from(copy.deepcopy(self.model), self.calibrated(scheme), example)
+            if recipe.freeze_norms:
+                fq.freeze_bn_stats(prepared)
+            return prepared
+
+        recipe, prepared = self.trained(make, scheme)
+        return self.row(f"QAT {scheme}", fq.convert_fx(prepared, engine="reference"), f"{recipe}")
+
+    def torch_ao_after_training(self) -> Row:
+        from torch.ao.nn.intrinsic.qat import freeze_bn_stats
+
+        def make(recipe: Recipe) -> nn.Module:
+            prepared = torch_ao_training(self.model, self.calibration[0])
+            return prepared.apply(freeze_bn_stats) if recipe.freeze_norms else prepared
+
+        recipe, prepared = self.trained(make, "W8A8")
+        return self.row("torch.ao FX, QAT", torch_ao_converted(prepared), f"{recipe}")
+
+    def trained(self, make: Callable[[Recipe], nn.Module], scheme: str) -> tuple[Recipe, nn.Module]:
+        return choose(make, self.model, self.recipes[scheme], self.data.training, self.data.held_out)
+
+    def row(self, method: str, model: Callable[[Tensor], Tensor], note: str = "") -> Row:
+        output = run(model, self.data.test)
+        return Row(
+            model=self.name,
+            method=method,
+            metric=self.score.metric,
+            value=self.score.of(output),
+            size=size_of(model),
+            note="; ".join(part for part in (self.score.note(output), note) if part),
+        )
 
 
-def trained(model: nn.Module, post: nn.Module, scheme: Scheme, recipe: Recipe, images: Tensor) -> nn.Module:
-    """The prepared model after training on these pictures, in eval mode."""
-    target = {} if scheme.target is None else {"target": scheme.target}
-    prepared = fq.prepare_qat_fx(copy.deepcopy(model).train(), {"": scheme.training}, (images[:2],), **target)
-    prepared.load_state_dict(post.state_dict())
-    if recipe.freeze_norms:
-        fq.freeze_bn_stats(prepared)
-    batches = augmented(images, 50, recipe.epochs)
-    optimizer = torch.optim.Adam(fq.parameter_groups(prepared, recipe.lr, recipe.range_lr, 0.0))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 0.5 * (1 + math.cos(math.pi * i / len(batches))))
-    for batch in batches:
-        with torch.no_grad():
-            wanted = F.log_softmax(model(batch), 1)
-        optimizer.zero_grad()
-        divergence(prepared(batch), wanted).backward()
-        optimizer.step()
-        schedule.step()
-    return prepared.eval()
-
-
-def divergence(output: Tensor, wanted: Tensor) -> Tensor:
-    return F.kl_div(F.log_softmax(output, 1), wanted, log_target=True, reduction="batchmean")
+def cifar(depth: int, data: Path) -> Classifier:
+    """A ResNet on CIFAR-10: top-1. It is trained on 4,000 pictures; 1,000 choose the recipe."""
+    images, labels = cifar_images("cifar10-test-2000", data)
+    teach = cifar_images("cifar10-train-5000", data)[0]
+    given = Data(
+        calibration=cifar_images("cifar10-calib-512", data)[0].split(64),
+        test=images.split(250),
+        training=lambda epochs: augmented(teach[HELD_OUT:], 50, epochs),
+        held_out=teach[:HELD_OUT].split(250),
+    )
+    top1 = Score(metric="top-1", of=lambda output: 100.0 * float((output.argmax(1) == labels).double().mean()))
+    return Classifier(f"ResNet-{depth}, CIFAR-10", cifar_resnet(depth, data), given, top1, RECIPES)
 
 
 def augmented(images: Tensor, batch: int, epochs: int) -> list[Tensor]:
-    """Shuffled batches of flips and shifts by up to four pixels, from a fixed seed."""
+    """Shuffled batches of flips and shifts by up to four pixels, half of them mixed with others; from a fixed seed.
+
+    Of a mixture the teacher is unsure, as it is of new pictures.
+    """
     generator = torch.Generator().manual_seed(0)
     padded = F.pad(images, (4, 4, 4, 4))
     found = []
@@ -119,93 +172,26 @@ def augmented(images: Tensor, batch: int, epochs: int) -> list[Tensor]:
             top, left = torch.randint(0, 9, (2,), generator=generator).tolist()
             crop = padded[index, :, top : top + 32, left : left + 32]
             flip = torch.rand(len(index), generator=generator) < 0.5
-            found.append(torch.where(flip.reshape(-1, 1, 1, 1), crop.flip(3), crop))
+            crop = torch.where(flip.reshape(-1, 1, 1, 1), crop.flip(3), crop)
+            share = (torch.rand(len(index), generator=generator) - 0.5).clamp_min(0).reshape(-1, 1, 1, 1)
+            found.append(torch.lerp(crop, crop.roll(1, 0), share))
     return found
 
 
-def choose(model: nn.Module, post: nn.Module, name: str, images: Tensor) -> tuple[Recipe, nn.Module]:
-    """The recipe that comes closest to the teacher on held-out training pictures, and what it trained."""
-    held_out, rest = images[:HELD_OUT], images[HELD_OUT:]
-    wanted = F.log_softmax(run(model, list(held_out.split(250))), 1)
-    best: tuple[float, Recipe, nn.Module] | None = None
-    for recipe in CANDIDATES[name]:
-        prepared = trained(model, post, SCHEMES[name], recipe, rest)
-        loss = float(divergence(run(prepared, list(held_out.split(250))), wanted))
-        if best is None or loss < best[0]:
-            best = (loss, recipe, prepared)
-    assert best is not None
-    return best[1], best[2]
+def lite0() -> Classifier:
+    """EfficientNet-Lite0 on crops of photographs, halves of them for testing: there are no labels."""
+    model = efficientnet_lite0()
+    crops = functools.partial(pictures, batch_size=16, statistics=LITE)
+    given = Data(
+        calibration=crops("calibration", batches=4, seed=0),
+        test=crops("evaluation", batches=4, seed=0),
+        training=lambda epochs: crops("calibration", batches=20 * epochs, seed=1),
+        held_out=crops("calibration", batches=2, seed=2),
+    )
+    wanted = run(model, given.test)
 
+    def same_class(output: Tensor) -> str:
+        return f"the class of float in {100.0 * float((output.argmax(1) == wanted.argmax(1)).double().mean()):.0f}%"
 
-class Cifar:
-    """The rows of one ResNet. Each method gives a row; calibration is shared."""
-
-    def __init__(self, depth: int, data: Path) -> None:
-        self.name, self.model = f"ResNet-{depth}, CIFAR-10", cifar_resnet(depth, data)
-        self.calibration = list(cifar_images("cifar10-calib-512", data)[0].split(64))
-        self.train = cifar_images("cifar10-train-5000", data)[0]
-        self.images, self.labels = cifar_images("cifar10-test-2000", data)
-        self.posts: dict[str, nn.Module] = {}
-
-    def methods(self) -> dict[str, Callable[[], Row]]:
-        found: dict[str, Callable[[], Row]] = {"float": lambda: self.row("float", self.model)}
-        for name, scheme in SCHEMES.items():
-            found[f"PTQ {name}"] = lambda name=name: self.row(f"PTQ {name}", self.converted(self.post(name)))
-            if scheme.training is not None:
-                found[f"QAT {name}"] = lambda name=name: self.qat(name)
-        example = self.calibration
-        found["torch.ao FX"] = lambda: self.row("torch.ao FX", torch_ao_static(self.model, example))
-        found["ONNX Runtime"] = lambda: self.row(
-            "ONNX Runtime", onnxruntime_runner(onnxruntime_file(self.model, example))
-        )
-        found["NNCF"] = lambda: self.row("NNCF", openvino_runner(nncf_static(self.model, example), 2))
-        return found
-
-    def post(self, name: str) -> nn.Module:
-        if name not in self.posts:
-            self.posts[name] = calibrated(self.model, SCHEMES[name], self.calibration)
-        return self.posts[name]
-
-    def converted(self, prepared: nn.Module) -> nn.Module:
-        return fq.convert_fx(prepared, engine="reference")
-
-    def qat(self, name: str) -> Row:
-        recipe, prepared = choose(self.model, self.post(name), name, self.train)
-        return self.row(f"QAT {name}", self.converted(prepared), f"{recipe}")
-
-    def row(self, method: str, model: Callable[[Tensor], Tensor], note: str = "") -> Row:
-        output = run(model, list(self.images.split(250)))
-        top1 = 100.0 * float((output.argmax(1) == self.labels).double().mean())
-        return Row(model=self.name, method=method, metric="top-1", value=top1, size=size_of(model), note=note)
-
-
-class Lite:
-    """EfficientNet-Lite0 on natural pictures: there are no labels, so the metric is the outputs' SQNR."""
-
-    name = "EfficientNet-Lite0"
-
-    def __init__(self) -> None:
-        self.model = efficientnet_lite0()
-        options = {"batches": 4, "batch_size": 16, "statistics": LITE, "seed": 0}
-        self.calibration, self.evaluation = pictures("calibration", **options), pictures("evaluation", **options)
-        self.wanted = run(self.model, self.evaluation)
-
-    def methods(self) -> dict[str, Callable[[], Row]]:
-        found: dict[str, Callable[[], Row]] = {}
-        for name in ("W8A8", "W8A8 power-of-two", "W4A8"):
-            found[f"PTQ {name}"] = lambda name=name: self.row(
-                f"PTQ {name}",
-                fq.convert_fx(calibrated(self.model, SCHEMES[name], self.calibration), engine="reference"),
-            )
-        found["torch.ao FX"] = lambda: self.row("torch.ao FX", torch_ao_static(self.model, self.calibration))
-        found["ONNX Runtime"] = lambda: self.row(
-            "ONNX Runtime", onnxruntime_runner(onnxruntime_file(self.model, self.calibration))
-        )
-        return found
-
-    def row(self, method: str, model: Callable[[Tensor], Tensor]) -> Row:
-        output = run(model, self.evaluation)
-        same = 100.0 * float((output.argmax(1) == self.wanted.argmax(1)).double().mean())
-        value = sqnr_db(self.wanted, output)
-        note = f"the class of float in {same:.0f}%"
-        return Row(model=self.name, method=method, metric="SQNR dB", value=value, size=size_of(model), note=note)
+    score = Score(metric="SQNR dB", of=lambda output: sqnr_db(wanted, output), note=same_class)
+    return Classifier("EfficientNet-Lite0", model, given, score, LITE_RECIPES)

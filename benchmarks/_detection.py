@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
-from _peers import onnxruntime_file, onnxruntime_runner, torch_ao_static
+from _peers import nncf_static, onnxruntime_file, onnxruntime_runner, openvino_runner, torch_ao_static
 from _rows import Row, size_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
@@ -18,6 +18,10 @@ from _coco import average_precision, detect, load_pictures, load_yolox
 from detection import INT8, POW2, S8_POW2, WEIGHT, calibrated, trained
 
 PLAIN = fq.QConfigMapping().set_global(fq.QConfig(activation=S8_POW2, weight=WEIGHT.with_(scale="pow2")))
+
+
+def say(epoch: int, loss: float) -> None:
+    print(f"    after {epoch} epochs: {loss:.1f} from the teacher on held-out pictures", flush=True)
 
 
 class Yolox:
@@ -38,13 +42,21 @@ class Yolox:
             "float": lambda: self.model,
             "PTQ W8A8, default rules": lambda: self.ptq(fq.get_default_qconfig_mapping("x86-vnni")),
             "PTQ W8A8": lambda: self.ptq(INT8),
-            "PTQ power-of-two, default rules": lambda: self.ptq(PLAIN),
-            "PTQ power-of-two": lambda: self.converted(self.post()),
-            "QAT power-of-two": lambda: self.converted(trained(self.model, self.post(), self.train)),
+            "PTQ W8A8 power-of-two, default rules": lambda: self.ptq(PLAIN),
+            "PTQ W8A8 power-of-two": lambda: self.converted(self.post()),
+            "QAT W8A8 power-of-two": lambda: self.converted(
+                trained(self.model, self.post(), self.train, each_epoch=say)
+            ),
             "torch.ao FX": lambda: torch_ao_static(self.model, batches),
             "ONNX Runtime": lambda: onnxruntime_runner(onnxruntime_file(self.model, batches)),
+            "NNCF": lambda: openvino_runner(nncf_static(self.model, batches), torch.get_num_threads()),
         }
         return {name: lambda name=name, make=make: self.row(name, make()) for name, make in made.items()}
+
+    def timed(self) -> tuple[nn.Module, str]:
+        """What goes on to the engines to be timed, and the row that its times belong to."""
+        prepared = fq.prepare_fx(self.model, fq.get_default_qconfig_mapping("x86-vnni"), (self.calibration[0][:1],))
+        return fq.calibrate(prepared, self.calibration[:2]), "PTQ W8A8, default rules"
 
     def ptq(self, mapping: fq.QConfigMapping) -> nn.Module:
         return self.converted(calibrated(self.model, self.calibration, mapping))

@@ -51,6 +51,16 @@ def torch_ao_static(model: nn.Module, batches: Sequence[Tensor]) -> fx.GraphModu
     return torch_ao_converted(prepared)
 
 
+def torch_ao_training(model: nn.Module, example: Tensor) -> nn.Module:
+    """torch.ao FX with its x86 default, for training."""
+    from torch.ao.quantization import get_default_qat_qconfig_mapping
+    from torch.ao.quantization.quantize_fx import prepare_qat_fx
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it announces its removal
+        return prepare_qat_fx(copy.deepcopy(model).train(), get_default_qat_qconfig_mapping("x86"), (example,))
+
+
 def torch_ao_int8_ops(converted: fx.GraphModule) -> int:
     """How many convolutions and linears run in int8."""
     count = 0

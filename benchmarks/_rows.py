@@ -1,39 +1,84 @@
-"""The rows of docs/results.md: read, put in the place of older ones, written."""
+"""The rows of docs/results.md: read, with measured figures put into them, as text; and the short table in README.md.
+
+A row has one date and one setting (machine and versions): a letter in the row, spelled out below the table. What is
+measured under another setting takes the place of the whole row.
+"""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from pathlib import Path
 
 import torch
 from torch import nn
 
-ENGINES = ("onednn", "native", "onnxruntime", "openvino")
-COLUMNS = ("model", "method", "metric", "value", "kB", *(f"ms {engine}" for engine in ENGINES), "note", "measured")
+KERNELS = ("torch", "native", "onnxruntime", "openvino")
+COLUMNS = ("model", "method", "metric", "value", "kB", *(f"ms {name}" for name in KERNELS), "note", "measured", "on")
+WORDS = ("model", "method", "metric", "note", "measured", "on")
 BEGIN, END = "<!-- rows: from benchmarks/recipes.py -->", "<!-- end of rows -->"
+SHORT = (
+    "float",
+    "PTQ W8A8",
+    "PTQ W8A8 power-of-two",
+    "QAT W8A8 power-of-two",
+    "QAT W4A4",
+    "torch.ao FX",
+    "ONNX Runtime",
+    "NNCF",
+)
+Key = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One method on one model. A size or latency that was not measured is None."""
+    """What was measured of one method on one model: a score, or times, or both."""
 
     model: str
     method: str
-    metric: str
-    value: float
+    metric: str = ""
+    value: float | None = None
     size: int | None = None
-    latency: dict[str, float] = field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=dict)
     note: str = ""
 
-    def cells(self) -> list[str]:
-        size = "" if self.size is None else f"{self.size / 1e3:.0f}"
-        times = [f"{self.latency[engine]:.2f}" if engine in self.latency else "" for engine in ENGINES]
-        value = f"{self.value:.2f}"
-        return [self.model, self.method, self.metric, value, size, *times, self.note, date.today().isoformat()]
+    def into(self, old: dict[str, str] | None, setting: str) -> dict[str, str]:
+        """The cells of a row with these figures in the place of older ones."""
+        if old is None or old["on"] != setting:
+            old = dict.fromkeys(COLUMNS, "")
+        found = {**old, "model": self.model, "method": self.method, "measured": date.today().isoformat(), "on": setting}
+        if self.value is not None:
+            size = "" if self.size is None else f"{self.size / 1e3:.0f}"
+            found.update(metric=self.metric, value=f"{self.value:.2f}", kB=size, note=self.note)
+        if self.times:
+            found.update({f"ms {name}": f"{self.times[name]:.2f}" if name in self.times else "" for name in KERNELS})
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """The rows by model and method, and the settings by their letter."""
+
+    rows: dict[Key, dict[str, str]] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def put(self, row: Row, setting: str) -> None:
+        letter = next((letter for letter, known in self.settings.items() if known == setting), None)
+        if letter is None:
+            letter = next(each for each in "abcdefghijklmnopqrstuvwxyz" if each not in self.settings)
+            self.settings[letter] = setting
+        key = (row.model, row.method)
+        self.rows[key] = row.into(self.rows.get(key), letter)
+
+    def text(self, order: Iterable[Key]) -> str:
+        """The table, and below it the settings that rows have."""
+        known = [self.rows[key] for key in order if key in self.rows]
+        used = {row["on"] for row in known}
+        lines = [f"- {letter}: {setting}" for letter, setting in self.settings.items() if letter in used]
+        cells = [[row[column] for column in COLUMNS] for row in known]
+        return "\n".join((BEGIN, table(COLUMNS, cells), "", *lines, END))
 
 
 def size_of(model: object) -> int | None:
@@ -45,22 +90,38 @@ def size_of(model: object) -> int | None:
     return buffer.tell()
 
 
-def read_rows(text: str) -> dict[tuple[str, str], list[str]]:
-    """The cells of a table between the marks, by model and method."""
-    inside = text.partition(BEGIN)[2].partition(END)[0]
-    lines = [line for line in inside.splitlines() if line.startswith("|")][2:]
-    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    return {(row[0], row[1]): row for row in cells}
+def read_page(text: str) -> Page:
+    """What is between the marks."""
+    inside = text.partition(BEGIN)[2].partition(END)[0].splitlines()
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in inside if line.startswith("|")]
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in cells[2:]]
+    settings = dict(line[2:].split(": ", 1) for line in inside if line.startswith("- "))
+    return Page(rows={(row["model"], row["method"]): row for row in rows}, settings=settings)
 
 
-def table(rows: Iterable[list[str]]) -> str:
-    rule = ["---" if name in ("model", "method", "metric", "note", "measured") else "---:" for name in COLUMNS]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (list(COLUMNS), rule, *rows))
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = ["---" if name in WORDS else "---:" for name in columns]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *rows))
 
 
-def write_rows(path: Path, rows: Iterable[Row], order: list[tuple[str, str]], head: str) -> None:
-    """Put rows into the file, in the place of older ones of the same model and method."""
-    found = read_rows(path.read_text()) if path.exists() else {}
-    found.update({(row.model, row.method): row.cells() for row in rows})
-    known = [found[key] for key in order if key in found]
-    path.write_text(f"{head}\n{BEGIN}\n{table(known)}\n{END}\n")
+def short_table(page: Page) -> str:
+    """One line a model, the methods that README shows side by side."""
+    lines = []
+    for model in dict.fromkeys(model for model, _ in page.rows):
+        found = [page.rows.get((model, method)) for method in SHORT]
+        metric = next((row["metric"] for row in found if row is not None and row["metric"]), "")
+        lines.append([f"{model}, {metric}", *("" if row is None else row["value"] for row in found)])
+    return "\n".join((BEGIN, table(("model", *SHORT), lines), END))
+
+
+def with_short_table(readme: str, page: Page) -> str:
+    """The text with the short table of the page between its marks."""
+    before, _, rest = readme.partition(BEGIN)
+    return before + short_table(page) + rest.partition(END)[2]
+
+
+def placed(order: Sequence[Key], model: str, methods: Iterable[str]) -> list[Key]:
+    """The order of rows in which those of one model are as its methods are, where its first row was or at the end."""
+    first = next((index for index, key in enumerate(order) if key[0] == model), len(order))
+    others = [key for key in order if key[0] != model]
+    return [*others[:first], *((model, method) for method in methods), *others[first:]]

@@ -1,0 +1,78 @@
+"""Training with the float network as teacher: labels would say little, for it was trained on these very pictures.
+
+For the same reason it is nearly certain of all of them, so that its probabilities say little, too: they are softened.
+Which of several recipes is taken is chosen on pictures that were held out of training; test pictures are seen once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxquant as fq
+from _peers import run
+
+TEMPERATURE = 4.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A way to train: Adam with a falling rate. Batch norms keep their statistics with `freeze_norms`."""
+
+    lr: float
+    range_lr: float
+    epochs: int
+    freeze_norms: bool
+
+    def __str__(self) -> str:
+        norms = ", norms frozen" if self.freeze_norms else ""
+        return f"{self.epochs} epochs, Adam {self.lr:g}, ranges {self.range_lr:g}{norms}"
+
+
+def divergence(output: Tensor, wanted: Tensor) -> Tensor:
+    """Of softened probabilities."""
+    mine, theirs = (F.log_softmax(logits / TEMPERATURE, 1) for logits in (output, wanted))
+    return F.kl_div(mine, theirs, log_target=True, reduction="batchmean")
+
+
+def distill(prepared: nn.Module, teacher: nn.Module, recipe: Recipe, batches: Sequence[Tensor]) -> None:
+    """Train it on these batches; it ends in eval mode."""
+    optimizer = torch.optim.Adam(fq.parameter_groups(prepared, recipe.lr, recipe.range_lr, 0.0))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 0.5 * (1 + math.cos(math.pi * i / len(batches))))
+    for batch in batches:
+        with torch.no_grad():
+            wanted = teacher(batch)
+        optimizer.zero_grad()
+        divergence(prepared(batch), wanted).backward()
+        optimizer.step()
+        schedule.step()
+    prepared.eval()
+
+
+def choose(
+    make: Callable[[Recipe], nn.Module],
+    teacher: nn.Module,
+    recipes: Sequence[Recipe],
+    training: Callable[[int], Sequence[Tensor]],
+    held_out: Sequence[Tensor],
+) -> tuple[Recipe, nn.Module]:
+    """The recipe that ends nearest to the teacher on held-out pictures, and what it trained.
+
+    `make(recipe)` gives a model to train, `training(epochs)` the batches.
+    """
+    wanted = run(teacher, held_out)
+    best: tuple[float, Recipe, nn.Module] | None = None
+    for recipe in recipes:
+        prepared = make(recipe)
+        distill(prepared, teacher, recipe, training(recipe.epochs))
+        loss = float(divergence(run(prepared, held_out), wanted))
+        print(f"    {recipe}: {loss:.5f} from the teacher on held-out pictures", flush=True)
+        if best is None or loss < best[0]:
+            best = (loss, recipe, prepared)
+    assert best is not None
+    return best[1], best[2]
