@@ -213,17 +213,9 @@ def _translate(program: torch.export.ExportedProgram, tree: nn.Module, gemm: boo
 
     try:
         with quiet():
-            exported = torch.onnx.export(
-                program,
-                dynamo=True,
-                verbose=False,
-                opset_version=opset,
-                custom_translation_table=translations(gemm=gemm),
-            )
+            model = torch_compat.to_onnx_program(program, opset, translations(gemm=gemm)).model
     except torch.onnx.OnnxExporterError as error:
         raise failure(caller, error, tree) from error
-    assert exported is not None
-    model = exported.model
     _correct_types(model)
     move_into_loops(model.graph)
     for graph in (model.graph, *model.graph.subgraphs()):
