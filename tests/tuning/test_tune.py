@@ -78,7 +78,7 @@ def test_without_data_the_example_is_what_ops_are_ranked_by() -> None:
     rules = {"": fq.QConfig(weight=fq.Spec(granularity="per_channel", observer="minmax"))}
     for example in ({"example_inputs": batches()[0]}, {"example_kwargs": {"x": batches()[0]}}):
         found = fq.tune(
-            whole(), None, Share(whole()), qconfig_mapping=rules, max_trials=2, engine="reference", **example
+            whole(), None, Share(whole()), qconfig_mapping=rules, tolerance=0.05, engine="reference", **example
         )  # type: ignore[arg-type]
         assert found.passed
 
