@@ -203,10 +203,6 @@ def pooled(stride: int = 2, **settings: bool) -> nn.Module:
 )
 def test_graphs_that_openvino_gets_wrong(build: Callable[[], nn.Module]) -> None:
     model, x = build().eval(), torch.randn(2, 3, 14, 14)
-    if isinstance(model, Tiny) and not cpu().vnni:  # its kernels for such CPUs lose the zero points all the same
-        with pytest.raises(fq.FxQuantError, match="something else"):
-            fq.quantize(model, [x], engine="openvino")
-        return
     reference = fq.quantize(model, [x], engine="reference", target="openvino")
     assert sqnr_db(reference(x).detach(), OpenVino(reference, x)(x)) > 40
 

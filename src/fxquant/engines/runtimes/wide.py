@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from fxquant.engines.onednn.pairs import may_overflow
 from fxquant.export.onnx.initializers import Array, add_initializer, value_of
-from fxquant.export.onnx.producers import dequantize_before
+from fxquant.export.onnx.producers import dequantize_before, quantize_before
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _PLAIN = ("MatMulInteger", "ConvInteger")
@@ -24,27 +24,69 @@ def has_wide_products(graph: ir.Graph) -> bool:
 
 
 def _wide_products(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
-    """Such products, each with the dequantize of its weight."""
+    """Such products, each with the dequantize of its second operand: a weight, or a tensor that is computed too."""
     for node in graph.all_nodes():
         if node.op_type not in _PRODUCTS:
             continue
-        x, weight = dequantize_before(node.inputs[0], _MOVES), dequantize_before(node.inputs[1], _MOVES)
-        if x is None or weight is None or (q := value_of(weight.inputs[0])) is None or q.dtype.itemsize != 1:
-            continue
-        if may_overflow(_most(x), int(abs(q.astype(np.int64)).max(initial=0))):
-            yield node, weight
+        x, other = _integers_behind(node.inputs[0]), _integers_behind(node.inputs[1])
+        if x is not None and other is not None and may_overflow(_most(x), _largest(other)):
+            yield node, other
+
+
+def _integers_behind(value: ir.Value | None) -> ir.Node | None:
+    """The dequantize behind moves and factors of an operand: runtimes take both out of the product."""
+    found = dequantize_before(value, (*_MOVES, "Mul"))
+    while value is not None and (made := value.producer()) is not None and made is not found:
+        if made.op_type == "Mul" and value_of(made.inputs[1]) is None:
+            return None
+        value = made.inputs[0]
+    return found
 
 
 def multiply_in_float(graph: ir.Graph) -> None:
-    """Give these products weights in float, with which runtimes multiply in float: the same sums, more slowly."""
-    made: dict[ir.Node, ir.Value] = {}
-    for _, weight in list(_wide_products(graph)):
-        if weight not in made:
-            array = _dequantized(weight)
-            if array is None:
-                continue
-            made[weight] = add_initializer(graph, f"{weight.outputs[0].name}_float", array)
-            weight.outputs[0].replace_all_uses_with(made[weight])
+    """Give these products an operand in float, with which runtimes multiply in float: the same sums, more slowly."""
+    made: set[ir.Node] = set()
+    for _, other in list(_wide_products(graph)):
+        if other in made:
+            continue
+        made.add(other)
+        if value_of(other.inputs[0]) is None:
+            _round_in_float(graph, other)
+        elif (array := _dequantized(other)) is not None:
+            constant = add_initializer(graph, f"{other.outputs[0].name}_float", array)
+            other.outputs[0].replace_all_uses_with(constant)
+
+
+def _round_in_float(graph: ir.Graph, dequantize: ir.Node) -> None:
+    """Write a pair as scale * clip(round(x / scale)) in float: runtimes do not find integers behind that."""
+    quantize = quantize_before(dequantize)
+    if quantize is None:
+        return
+    scale, zero = value_of(quantize.inputs[1]), value_of(quantize.inputs[2])
+    if scale is None or zero is None or scale.size != 1:
+        return
+    info, name = np.iinfo(zero.dtype), dequantize.outputs[0].name
+    ends = (info.min - int(zero.item()), info.max - int(zero.item()))
+    step, low, high = (
+        add_initializer(graph, f"{name}_{what}", np.array(value, np.float32))
+        for what, value in (("step", scale.item()), ("low", ends[0]), ("high", ends[1]))
+    )
+    value, like = quantize.inputs[0], dequantize.outputs[0]
+    for kind, constants in (("Div", (step,)), ("Round", ()), ("Clip", (low, high)), ("Mul", (step,))):
+        node = ir.node(kind, [value, *constants])
+        node.outputs[0].dtype, node.outputs[0].shape = like.dtype, like.shape
+        dequantize.prepend(node)
+        value = node.outputs[0]
+    like.replace_all_uses_with(value)
+
+
+def _largest(dequantize: ir.Node) -> int:
+    """The largest size of a second operand's integers; 0 where they are not bytes."""
+    source = dequantize.inputs[0]
+    q = value_of(source)
+    if q is not None:
+        return int(abs(q.astype(np.int64)).max(initial=0)) if q.dtype.itemsize == 1 else 0
+    return _BYTE if source is not None and source.dtype in (ir.DataType.UINT8, ir.DataType.INT8) else 0
 
 
 def _most(dequantize: ir.Node) -> int:
