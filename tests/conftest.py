@@ -1,10 +1,12 @@
-"""Every test starts from the same seed, on one torch thread (workers run side by side)."""
+"""Every test starts from the same seed, on one torch thread (workers run side by side), and times nothing for long."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from fxquant.engines import timing
 
 _SLOW = (HealthCheck.too_slow,)  # how fast a machine is, and what else it does, is nothing to fail for
 settings.register_profile("fxquant", deadline=None, derandomize=True, max_examples=50, suppress_health_check=_SLOW)
@@ -14,6 +16,8 @@ settings.load_profile("fxquant")
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)
+    timing._PAUSE = timing._TURN = 0.002  # how fast engines are is a matter of benchmarks
+    timing.time_interleaved.__kwdefaults__["seconds"] = 0.05
 
 
 @pytest.fixture(autouse=True)

@@ -75,11 +75,9 @@ def test_ranges_found_at_run_time_go_through_integer_kernels(tmp_path: Path) -> 
 )
 def test_runtimes_run_recurrent_layers(mode: Any, engine: Any) -> None:
     pytest.importorskip(engine)
-    model, x = quantized(mode, nn.LSTM, bidirectional=True)
+    model, x = quantized(mode, nn.LSTM)
     data = [x] if mode == "static" else None
-    running = fq.quantize(
-        Tagger(nn.LSTM, bidirectional=True).eval(), data, mode=mode, example_inputs=(x,), engine=engine
-    )
+    running = fq.quantize(Tagger(nn.LSTM).eval(), data, mode=mode, example_inputs=(x,), engine=engine)
     running.load_state_dict(model.state_dict())
     assert lowering_of(running).runner.engine == engine
     assert sqnr_db(model(x), running(x)) > 30
