@@ -35,16 +35,16 @@ from fxquant.numerics.affine import sqnr_db
 HELD_OUT = 1000
 # Where 8 bits lose little, small steps; fewer bits are worth longer training, in which batch norms follow.
 SMALL = (
-    Recipe(lr=3e-5, range_lr=1e-3, epochs=4, freeze_norms=True),
-    Recipe(lr=2e-4, range_lr=1e-3, epochs=4, freeze_norms=True),
+    Recipe(lr=3e-5, range_lr=1e-3, epochs=2, freeze_norms=True),
+    Recipe(lr=2e-4, range_lr=1e-3, epochs=2, freeze_norms=True),
 )
 RECIPES = {
     "W8A8": SMALL,
     "W8A8 power-of-two": SMALL,
     "W4A8": (Recipe(lr=3e-4, range_lr=1e-3, epochs=2, freeze_norms=False),),
     "W4A8 power-of-two": (Recipe(lr=3e-4, range_lr=1e-3, epochs=2, freeze_norms=False),),
-    "W4A4": (Recipe(lr=1e-3, range_lr=1e-3, epochs=8, freeze_norms=False),),
-    "W4A4 power-of-two": (Recipe(lr=1e-3, range_lr=1e-3, epochs=8, freeze_norms=False),),
+    "W4A4": (Recipe(lr=1e-3, range_lr=1e-3, epochs=6, freeze_norms=False),),
+    "W4A4 power-of-two": (Recipe(lr=1e-3, range_lr=1e-3, epochs=6, freeze_norms=False),),
 }
 LITE_RECIPES = {
     "W8A8 power-of-two": (Recipe(lr=1e-5, range_lr=1e-3, epochs=1, freeze_norms=True),),
@@ -79,6 +79,7 @@ class Classifier:
     ) -> None:
         self.name, self.model, self.data, self.score, self.recipes = name, model, data, score, recipes
         self.calibration = data.calibration
+        self.runs: Path | None = None  # where training is kept, so that it can go on
         self.calibrated = functools.cache(lambda scheme: SCHEMES[scheme].prepared(model, data.calibration))
 
     def methods(self) -> dict[str, Callable[[], Row]]:
@@ -117,7 +118,7 @@ class Classifier:
                 fq.freeze_bn_stats(prepared)
             return prepared
 
-        recipe, prepared = self.trained(make, scheme)
+        recipe, prepared = self.trained(make, scheme, scheme)
         return self.row(f"QAT {scheme}", fq.convert_fx(prepared, engine="reference"), f"{recipe}")
 
     def torch_ao_after_training(self) -> Row:
@@ -127,11 +128,15 @@ class Classifier:
             prepared = torch_ao_training(self.model, self.calibration[0])
             return prepared.apply(freeze_bn_stats) if recipe.freeze_norms else prepared
 
-        recipe, prepared = self.trained(make, "W8A8")
+        recipe, prepared = self.trained(make, "W8A8", "torch.ao")
         return self.row("torch.ao FX, QAT", torch_ao_converted(prepared), f"{recipe}")
 
-    def trained(self, make: Callable[[Recipe], nn.Module], scheme: str) -> tuple[Recipe, nn.Module]:
-        return choose(make, self.model, self.recipes[scheme], self.data.training, self.data.held_out)
+    def trained(self, make: Callable[[Recipe], nn.Module], scheme: str, what: str) -> tuple[Recipe, nn.Module]:
+        files = None
+        if self.runs is not None:
+            files = self.runs / f"{self.name} {what}".replace(" ", "_")
+            files.mkdir(parents=True, exist_ok=True)
+        return choose(make, self.model, self.recipes[scheme], self.data.training, self.data.held_out, files)
 
     def row(self, method: str, model: Callable[[Tensor], Tensor], note: str = "") -> Row:
         output = run(model, self.data.test)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -40,17 +41,29 @@ def divergence(output: Tensor, wanted: Tensor) -> Tensor:
     return F.kl_div(mine, theirs, log_target=True, reduction="batchmean")
 
 
-def distill(prepared: nn.Module, teacher: nn.Module, recipe: Recipe, batches: Sequence[Tensor]) -> None:
-    """Train it on these batches; it ends in eval mode."""
+def distill(
+    prepared: nn.Module, teacher: nn.Module, recipe: Recipe, batches: Sequence[Tensor], file: Path | None = None
+) -> None:
+    """Train it on these batches; it ends in eval mode. With a file, the run is kept there and goes on from there."""
     optimizer = torch.optim.Adam(fq.parameter_groups(prepared, recipe.lr, recipe.range_lr, 0.0))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 0.5 * (1 + math.cos(math.pi * i / len(batches))))
-    for batch in batches:
+    parts = {"model": prepared, "optimizer": optimizer, "schedule": schedule}
+    done = 0
+    if file is not None and file.exists():
+        saved = torch.load(file)
+        done = saved["done"]
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+    for batch in batches[done:]:
         with torch.no_grad():
             wanted = teacher(batch)
         optimizer.zero_grad()
         divergence(prepared(batch), wanted).backward()
         optimizer.step()
         schedule.step()
+        done += 1
+        if file is not None and (done % 20 == 0 or done == len(batches)):
+            torch.save({"done": done, **{name: part.state_dict() for name, part in parts.items()}}, file)
     prepared.eval()
 
 
@@ -60,16 +73,18 @@ def choose(
     recipes: Sequence[Recipe],
     training: Callable[[int], Sequence[Tensor]],
     held_out: Sequence[Tensor],
+    files: Path | None = None,
 ) -> tuple[Recipe, nn.Module]:
     """The recipe that ends nearest to the teacher on held-out pictures, and what it trained.
 
-    `make(recipe)` gives a model to train, `training(epochs)` the batches.
+    `make(recipe)` gives a model to train, `training(epochs)` the batches. Runs are kept in the directory `files`.
     """
     wanted = run(teacher, held_out)
     best: tuple[float, Recipe, nn.Module] | None = None
     for recipe in recipes:
         prepared = make(recipe)
-        distill(prepared, teacher, recipe, training(recipe.epochs))
+        file = None if files is None else files / f"{recipe}.pt".replace(" ", "_")
+        distill(prepared, teacher, recipe, training(recipe.epochs), file)
         loss = float(divergence(run(prepared, held_out), wanted))
         print(f"    {recipe}: {loss:.5f} from the teacher on held-out pictures", flush=True)
         if best is None or loss < best[0]:

@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, help="measure the rows of one model only")
     parser.add_argument("--method", default="", help="measure this method, or those that begin so")
     parser.add_argument("--latency", action="store_true", help="measure times, not scores: wants a quiet machine")
+    parser.add_argument("--runs", type=Path, help="directory for training that goes on where it was cut; classifiers")
     parser.add_argument("--list", action="store_true", help="say what there is, and measure nothing")
     parser.add_argument("--check", action="store_true", help="check the bars on what was measured, and measure nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, help="of another file: README.md stays as it is")
@@ -136,6 +137,7 @@ def main() -> None:
 
     for name in MODELS if args.model is None else (args.model,):
         model = load(name, args.data)
+        model.runs = args.runs
         methods = model.methods()
         order = placed(order, model.name, methods)
         if args.list:
