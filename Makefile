@@ -4,10 +4,12 @@
 PYTHON   ?= python3
 VENV     := .venv
 BIN      := $(VENV)/bin
-PIP      := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+# without --no-compile, pip compiles thousands of files that nothing here imports, for a minute
+PIP      := $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 READY    := $(VENV)/.ready
 BENCH    := $(VENV)/.bench
 DEMO     := $(VENV)/.demo
+SITE     := $(VENV)/.site
 WORKERS  ?= 2
 
 .DEFAULT_GOAL := help
@@ -42,8 +44,12 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 demo: $(DEMO)
 	$(BIN)/fxquant demo --output build/demo
 
-docs: $(READY)
+$(SITE): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing what builds the site ..."
 	@$(PIP) -e '.[docs]'
+	@touch $@
+
+docs: $(SITE)
 	$(BIN)/mkdocs build -q --strict
 
 test: $(READY)
