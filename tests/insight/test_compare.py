@@ -174,3 +174,17 @@ def test_what_is_refused(net: nn.Module, data: list[Tensor]) -> None:
         fq.compare(net, net, data)
     with pytest.raises(ConfigError, match="nothing was compared"):
         fq.compare(net, fq.quantize(net, data), data)["layer9"]
+
+
+def test_in_a_narrow_terminal_columns_give_way(
+    net: nn.Module, data: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = fq.compare(net, fq.convert_fx(prepare(net, data), engine="reference"), data)
+    whole = str(found)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = str(found).splitlines()
+    tables = [line for line in lines if line.startswith(("path", "stem", "block", "again", "head"))]
+    assert len(tables) > 8 and max(map(len, tables)) <= 80
+    assert "cosine" in whole and "cosine" not in next(line for line in tables if line.startswith("path"))
+    assert any("left out to fit" in line and "cosine" in line for line in lines) and "clipped" in str(found)

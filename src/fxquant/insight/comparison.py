@@ -32,6 +32,8 @@ _COLUMNS = (
     "spread",
 )
 _WEIGHT_COLUMNS = ("path", "op", "SQNR", "cosine", "max error", "before", "fused", "quantized", "spec")
+# give way in a narrow terminal, the last first
+_SPARE = ("to zero", "calibrated", "range", "runs in", "quantized", "before", "spread", "max error", "cosine", "spec")
 _NUMBERS = ("SQNR", "own", "enters", "cosine", "max error", "clipped", "to zero", "spread")
 
 
@@ -170,7 +172,7 @@ class Comparison:
         return rows + as_html("weights", _WEIGHT_COLUMNS, map(_weight_cells, self.weights))
 
     def __str__(self) -> str:
-        return as_text(self.summary(), self.table(), self.weights_table())
+        return as_text(self.summary(), self.table(), self.weights_table(), spare=_SPARE)
 
     def __rich__(self) -> Group:
         return as_group(self.summary(), self.table(), self.weights_table())

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.table import Table
 
 _NO_TERMINAL = 160  # columns, in files and pipes
@@ -33,23 +33,46 @@ def new_table(title: str, columns: Sequence[str], *, whole: Sequence[str] = (), 
     return table
 
 
-def as_text(*parts: Table | str) -> str:
-    """Tables and lines for `print`: as wide as the terminal, or wider where a path needs it."""
+def as_text(*parts: Table | str, spare: Sequence[str] = ()) -> str:
+    """Tables and lines for `print`: as wide as the terminal, or wider where a path needs it.
+
+    Columns named in `spare` give way, the last first, where a table would be wider than that.
+    """
     from rich.console import Console
-    from rich.measure import Measurement
     from rich.table import Table
 
     console = Console(no_color=True, force_terminal=False, highlight=False, markup=False)
     width = console.width if sys.stdout.isatty() else _NO_TERMINAL
-    tables = [part for part in parts if isinstance(part, Table)]
-    needed = [Measurement.get(console, console.options.update(width=10_000), table).minimum for table in tables]
-    console.width = max([width, *needed])
+    shown = [_narrowed(part, console, width, spare) if isinstance(part, Table) else part for part in parts]
+    console.width = max([width, *(_needed(part, console) for part in shown if isinstance(part, Table))])
     with console.capture() as capture:
-        for part in parts:
+        for part in shown:
             if isinstance(part, Table) and part.title:  # a title would be as narrow as its table
                 console.print(part.title, soft_wrap=True)
             console.print(_untitled(part), soft_wrap=isinstance(part, str))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _needed(table: Table, console: Console) -> int:
+    """The least columns that a table takes."""
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(width=10_000), table).minimum
+
+
+def _narrowed(table: Table, console: Console, width: int, spare: Sequence[str]) -> Table:
+    """A table without as many of the spare columns as it takes to fit; its title says which."""
+    made, gone = copy.copy(table), []
+    made.columns = list(table.columns)
+    for name in reversed(spare):
+        if _needed(made, console) <= width:
+            break
+        kept = [column for column in made.columns if column.header != name]
+        gone += [name] if len(kept) < len(made.columns) else []
+        made.columns = kept
+    if gone:
+        made.title = f"{made.title}; left out to fit: {', '.join(reversed(gone))}"
+    return made
 
 
 def _untitled(part: Table | str) -> Table | str:
