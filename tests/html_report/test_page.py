@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,9 +96,47 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, page: Pat
     assert browser.problems == []
 
 
+def read(page: Path) -> dict[str, Any]:
+    """The data of a page."""
+    return json.loads(page.read_text().split('<script id="data" type="application/json">')[1].split("</script>")[0])
+
+
+def test_the_keyboard_searches(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    for kind in ("keyDown", "keyUp"):
+        browser.send("Input.dispatchKeyEvent", type=kind, key="/", text="/" if kind == "keyDown" else "")
+    assert browser.run("document.activeElement.id") == "search"
+    browser.send("Input.insertText", text="conv2d")
+    browser.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", windowsVirtualKeyCode=13)
+    assert browser.run("document.getElementById('hits').textContent") == "1 of 2"
+    assert "stem.0" in browser.run("document.getElementById('detail').textContent")
+    browser.run("select(null)")
+    assert "Where most error enters" in browser.run("document.getElementById('detail').textContent")
+    assert browser.problems == []
+
+
+def test_regions_are_boxes_one_below_the_other(browser: Browser, page: Path, tmp_path: Path) -> None:
+    data = read(page)
+    for side in ("float", "int8"):
+        graph = data["graphs"][side]
+        for number, box in enumerate(graph["nodes"]):
+            box["region"] = "first" if number < len(graph["nodes"]) // 2 else "second"
+        at = {box["id"]: box["region"] for box in graph["nodes"]}
+        graph["edges"] = [edge for edge in graph["edges"] if at[edge[0]] == at[edge[1]]]
+    parts = tmp_path / "parts.html"
+    parts.write_text(render(data))
+    browser.open(parts)
+    boxes = browser.run(
+        "views.int8.nodes(':parent').map((n) => [n.data('label'), n.boundingBox().y1, n.boundingBox().y2])"
+    )
+    (first, top, bottom), (second, begins, _) = sorted(boxes, key=lambda box: box[1])
+    assert (first, second) == ("first", "second") and top < bottom < begins
+    assert browser.run("search('stem'), views.int8.nodes('.hit').length") > 0
+    assert browser.problems == []
+
+
 def test_a_thousand_nodes_are_laid_out_without_overlap(browser: Browser, page: Path, tmp_path: Path) -> None:
-    text = page.read_text()
-    data = json.loads(text.split('<script id="data" type="application/json">')[1].split("</script>")[0])
+    data = read(page)
     box = data["graphs"]["int8"]["nodes"][1]
     names = [f"/n{i}" for i in range(1000)]
     nodes = [{**box, "id": name, "path": name, "partners": [], "nodes": [name]} for name in names]

@@ -80,3 +80,14 @@ def test_ranges_that_are_too_narrow_are_found(net: nn.Module, data: list[Tensor]
     tried = try_fixes(sides, compare_sides(sides, data), data, most=1)
     wider = next(fix for fix in tried.fixes if "more data" in fix.title)
     assert wider.gain > 3
+
+
+def test_exact_activations_are_what_weight_only_gives(net: nn.Module, data: list[Tensor]) -> None:
+    sides = sides_of(net, data, algorithms=(), engine="reference", precision="int8")
+    alone = fq.quantize(net, data, mode="weight_only", algorithms=(), engine="reference", precision="int8")
+    found = output_sqnr(sides, data, Change(exact="activations"))
+    assert found == pytest.approx(fq.compare(net, alone, data).output_sqnr, abs=0.01)
+    before = output_sqnr(sides, data, Change())
+    assert before < output_sqnr(sides, data, Change(exact="weights")) < 60  # activations are still rounded
+    tried = try_fixes(sides, compare_sides(sides, data), data, most=1)
+    assert tried.exact_activations == pytest.approx(found) and "weight_only" in tried.fixes[-1].code

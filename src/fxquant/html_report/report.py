@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from urllib.parse import quote
 
 import torch
 from torch import nn
@@ -61,6 +63,11 @@ class Report:
 
     def __str__(self) -> str:
         return self.summary()
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.data["headlines"])
+        name = html.escape(str(self.path))
+        return f'<ul>{lines}</ul><a href="{quote(str(self.path))}" target="_blank">{name}</a>'
 
 
 def report(
@@ -157,7 +164,8 @@ def _tried(tried: Tried | None) -> Json | None:
         {"box": "/".join(each.kernel), "path": each.path, "kind": each.kind, "sqnr": each.sqnr, "gain": each.gain}
         for each in tried.kernels
     ]
-    return {"sqnr": tried.sqnr, "kernels": kernels}
+    exact = {"exact_weights": tried.exact_weights, "exact_activations": tried.exact_activations}
+    return {"sqnr": tried.sqnr, **exact, "kernels": kernels}
 
 
 def _made_with() -> dict[str, str]:

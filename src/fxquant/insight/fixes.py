@@ -44,9 +44,14 @@ class Fix:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
-    """All that was tried: the outputs' SQNR as they are, kernels alone in float, what is worth doing; best first."""
+    """All that was tried: the outputs' SQNR as they are, kernels alone in float, what is worth doing; best first.
+
+    `exact_weights` and `exact_activations` are the SQNR if only the others are rounded.
+    """
 
     sqnr: float
+    exact_weights: float
+    exact_activations: float
     kernels: tuple[KernelGain, ...]
     fixes: tuple[Fix, ...]
 
@@ -68,7 +73,14 @@ def try_fixes(sides: Sides, found: Comparison, data: Sequence[object], *, most: 
     gains.sort(key=lambda each: -each.gain)
     fixes = [*_in_float(sides, gains, ask, base), *_wider(found, ask, base)]
     fixes.sort(key=lambda fix: -fix.gain)
-    return Tried(sqnr=base, kernels=tuple(gains), fixes=tuple(fix for fix in fixes if fix.gain >= LEAST))
+    alone = _weight_only(ask, base)
+    return Tried(
+        sqnr=base,
+        exact_weights=ask(Change(exact="weights")),
+        exact_activations=alone.sqnr,
+        kernels=tuple(gains),
+        fixes=tuple(fix for fix in (*fixes, alone) if fix.gain >= LEAST),
+    )
 
 
 def _promising(sides: Sides, found: Comparison, nodes: dict[Kernel, list[fx.Node]]) -> list[Kernel]:
@@ -117,6 +129,19 @@ def _in_float(sides: Sides, gains: list[KernelGain], ask: Ask, base: float) -> I
             gain=value - base,
             change=change,
         )
+
+
+def _weight_only(ask: Ask, base: float) -> Fix:
+    """What gains most, and costs most: it comes last."""
+    change = Change(exact="activations")
+    value = ask(change)
+    return Fix(
+        title="Round weights alone: the file stays as small, and the speed is that of float",
+        code='fq.quantize(model, loader, mode="weight_only")',
+        sqnr=value,
+        gain=value - base,
+        change=change,
+    )
 
 
 def _has_weight(kind: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
@@ -35,10 +35,14 @@ Kernel = tuple[str, str]  # the path of a region, the group or the name of a nod
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Kernels to compute in float, and ranges for tensors, by (region, node), that their grids are to reach."""
+    """Kernels to compute in float, and ranges for tensors, by (region, node), that their grids are to reach.
+
+    `exact` are all weights, or all activations: they are not rounded, and the others are as before.
+    """
 
     floating: frozenset[Kernel] = frozenset()
     ranges: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    exact: Literal["weights", "activations"] | None = None
 
 
 def kernels(sides: Sides) -> dict[Kernel, list[fx.Node]]:
@@ -126,7 +130,7 @@ def changed(sides: Sides, change: Change) -> Iterator[nn.Module]:
     for path, region in regions(sides.reference):
         floating = {node for kernel in change.floating if kernel[0] == path for node in nodes.get(kernel, ())}
         ranges = {name: ends for (at, name), ends in change.ranges.items() if at == path}
-        run_instead(region, _forward(path, sides, floating, ranges))
+        run_instead(region, _forward(path, sides, floating, ranges, change.exact))
     try:
         yield sides.reference
     finally:
@@ -135,10 +139,12 @@ def changed(sides: Sides, change: Change) -> Iterator[nn.Module]:
 
 
 def _forward(
-    path: str, sides: Sides, floating: set[fx.Node], ranges: Mapping[str, tuple[float, float]]
+    path: str, sides: Sides, floating: set[fx.Node], ranges: Mapping[str, tuple[float, float]], exact: str | None
 ) -> Callable[..., object]:
     def forward(region: Region, *args: object, **kwargs: object) -> object:
-        return interpret(_Changed(region, path, sides, floating, ranges), args, kwargs)
+        made = _Changed(region, path, sides, floating, ranges)
+        made.exact = exact
+        return interpret(made, args, kwargs)
 
     return forward
 
@@ -154,6 +160,7 @@ class _Changed(PlainInterpreter):
     ) -> None:
         super().__init__(region)
         self.region, self.path, self.sides, self.floating, self.ranges = region, path, sides, floating, ranges
+        self.exact: str | None = None
         self.before: dict[fx.Node, Any] = {}  # what was rounded, for those that read it as it was
         self.kept = {
             source.args[0]
@@ -171,13 +178,17 @@ class _Changed(PlainInterpreter):
         return by_int8 and any(reader not in self.floating and note_of(reader) for reader in _readers(n))
 
     def run_node(self, n: fx.Node) -> object:
+        if self.exact == "activations" and n.target in (*torch_compat.QUANTIZE_OPS, *torch_compat.DEQUANTIZE_OPS):
+            value = self.env[n.args[0]]  # type: ignore[index]
+            if isinstance(value, Tensor) and value.is_floating_point():
+                return value  # integers are weights
         if n in self.kept and n.target in torch_compat.QUANTIZE_OPS:
             self.before[n] = self.env[n.args[0]]  # type: ignore[index]
         return super().run_node(n)
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if n in self.floating:
-            owner = self._owner(n)
+        owner = self._owner(n) if n in self.floating or self.exact == "weights" else None
+        if n in self.floating or owner is not None:
             return fx.node.map_arg((n.args, n.kwargs), lambda source: self._as_float(source, owner))
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         return self._wider(n, args), kwargs

@@ -58,12 +58,29 @@ function layout(dagre, nodes, edges, width, height) {
   return { positions, bends };
 }
 
+/* Runs in a worker, too. Regions have no arrows between them: each is laid out by itself, one below the other. */
+function layoutRegions(layout, dagre, regions, edges, width, height) {
+  const found = { positions: {}, bends: {} }, regionOf = new Map(regions.flatMap((ids, i) => ids.map((id) => [id, i])));
+  let below = 0;
+  regions.forEach((ids, i) => {
+    const { positions, bends } = layout(dagre, ids, edges.filter(([from]) => regionOf.get(from) === i), width, height);
+    const ys = ids.map((id) => positions[id][1]), shift = below - Math.min(...ys);
+    for (const id of ids) found.positions[id] = [positions[id][0], positions[id][1] + shift];
+    for (const [key, points] of Object.entries(bends)) found.bends[key] = points.map(([x, y]) => [x, y + shift]);
+    below = Math.max(...ys) + shift + height + 96;
+  });
+  return found;
+}
+
+const REGIONS = [...new Set(DATA.graphs.int8.nodes.map((box) => box.region))];
+
 function findPlaces(side, done) {
-  const nodes = DATA.graphs[side].nodes.map((box) => box.id), edges = DATA.graphs[side].edges.map(([from, to]) => [from, to]);
+  const boxes = DATA.graphs[side].nodes, names = [...new Set(boxes.map((box) => box.region))], edges = DATA.graphs[side].edges.map(([from, to]) => [from, to]);
+  const nodes = names.map((name) => boxes.filter((box) => box.region === name).map((box) => box.id));
   const library = at("dagre").textContent;
-  const here = () => done(layout(new Function(`${library};return dagre`)(), nodes, edges, WIDTH, HEIGHT));
+  const here = () => done(layoutRegions(layout, new Function(`${library};return dagre`)(), nodes, edges, WIDTH, HEIGHT));
   try {
-    const text = `${library};const layout=${layout};onmessage=(m)=>postMessage(layout(dagre,...m.data))`;
+    const text = `${library};const layout=${layout};const all=${layoutRegions};onmessage=(m)=>postMessage(all(layout,dagre,...m.data))`;
     const worker = new Worker(URL.createObjectURL(new Blob([text], { type: "text/javascript" })));
     worker.onmessage = (message) => { worker.terminate(); done(message.data); };
     worker.onerror = (event) => { event.preventDefault(); worker.terminate(); here(); };
@@ -96,6 +113,8 @@ function look() {
   return [
     { selector: "node", style: { shape: "round-rectangle", width: WIDTH, height: HEIGHT, "background-color": css("card"), "border-width": 2, "border-color": "data(colour)",
       label: "data(label)", "text-valign": "center", "text-halign": "center", "text-wrap": "wrap", "font-size": 11.5, "line-height": 1.25, "font-family": css("sans"), color: text, "min-zoomed-font-size": 5 } },
+    { selector: ":parent", style: { label: "data(label)", "text-valign": "top", "text-halign": "center", "font-size": 13, "font-weight": 600, color: css("soft"), shape: "round-rectangle",
+      "background-color": css("bg"), "background-opacity": 0.7, "border-width": 1, "border-style": "dashed", "border-color": line, padding: 16, "text-margin-y": -5 } },
     { selector: "node[fill]", style: { "background-color": "data(colour)", "background-opacity": 0.16 } },
     { selector: "edge", style: { width: 1.6, "line-color": line, "target-arrow-color": line, "target-arrow-shape": "triangle", "arrow-scale": 0.8, "curve-style": "straight", opacity: 0.75 } },
     { selector: "edge[far]", style: { "curve-style": "unbundled-bezier", "control-point-distances": 140, "control-point-weights": 0.5, "line-style": "dotted", opacity: 0.45 } },
@@ -110,9 +129,10 @@ function look() {
 
 function buildView(side, found) {
   const nodes = DATA.graphs[side].nodes.map((box) => {
-    const place = found.positions[box.id] || [0, 0], name = box.path && box.path !== box.label ? `\n${show.tail(box.path, 26)}` : "";
-    return { data: { id: box.id, label: show.tail(box.label, 27) + name, colour: colourOf(side, box), fill: 1 }, position: { x: place[0], y: place[1] } };
+    const place = found.positions[box.id] || [0, 0], name = box.path && box.path !== box.label ? `\n${show.tail(box.path, 25)}` : "";
+    return { data: { id: box.id, label: show.tail(box.label, 26) + name, colour: colourOf(side, box), fill: 1, ...(REGIONS.length > 1 ? { parent: `region:${box.region}` } : {}) }, position: { x: place[0], y: place[1] } };
   });
+  if (REGIONS.length > 1) for (const name of new Set(DATA.graphs[side].nodes.map((box) => box.region))) nodes.unshift({ data: { id: `region:${name}`, label: name || "the model" } });
   const edges = DATA.graphs[side].edges.map(([from, to, whole], i) => {
     const bend = found.bends[`${from}>${to}`], data = { id: `edge${i}`, source: from, target: to };
     if (whole) data.whole = 1;
@@ -124,8 +144,8 @@ function buildView(side, found) {
     container: at(`graph-${side}`), elements: { nodes, edges }, style: look(), layout: { name: "preset" }, minZoom: 0.02, maxZoom: 3, boxSelectionEnabled: false,
     autoungrabify: true, hideEdgesOnViewport: nodes.length > 400, textureOnViewport: nodes.length > 400, pixelRatio: "auto",
   });
-  view.on("tap", "node", (event) => select(event.target.id(), false, side));
-  view.on("tap", (event) => { if (event.target === view) select(null); });
+  view.on("tap", "node[fill]", (event) => select(event.target.id(), false, side));
+  view.on("tap", (event) => { if (event.target === view || event.target.isParent?.()) select(null); });
   views[side] = view;
   at(`graph-${side}`).classList.remove("waiting");
   startAt(side);
@@ -138,8 +158,8 @@ function startAt(side) {
   view.fit(undefined, 24);
   if (view.zoom() < 0.62 && box.h > box.w) {
     view.zoom(Math.min(0.85, (view.width() - 32) / box.w, 0.85) < 0.45 ? 0.6 : Math.min(0.85, (view.width() - 32) / box.w));
-    const first = view.nodes()[0].position();
-    view.pan({ x: view.width() / 2 - first.x * view.zoom(), y: 40 - (first.y - HEIGHT / 2) * view.zoom() });
+    const first = view.nodes("[fill]")[0].position();
+    view.pan({ x: view.width() / 2 - first.x * view.zoom(), y: (REGIONS.length > 1 ? 76 : 40) - (first.y - HEIGHT / 2) * view.zoom() });
   }
 }
 
@@ -163,25 +183,36 @@ function mark(move) {
   }
 }
 
+let found = [], next = 0; /* what the last search found on the int8 side, and which of it Enter goes to */
+
 function search(text) {
   const wanted = text.trim().toLowerCase();
   let count = 0;
+  found = []; next = 0;
   for (const [side, view] of Object.entries(views)) view.batch(() => {
     view.elements().removeClass("faded hit");
     if (!wanted) return;
     const fits = (box) => [box.path, box.label, box.where, ...box.nodes].some((each) => (each || "").toLowerCase().includes(wanted));
-    const hits = view.nodes().filter((node) => fits(BOXES[side].get(node.id())));
-    view.elements().difference(hits).addClass("faded");
+    const hits = view.nodes("[fill]").filter((node) => fits(BOXES[side].get(node.id())));
+    view.elements().difference(hits).not(":parent").addClass("faded");
     hits.addClass("hit");
     if (side === "int8" || !count) count = hits.length;
+    if (side === "int8") found = hits.map((node) => node.id());
     if (hits.length) view.animate({ fit: { eles: hits.slice(0, 12), padding: 60 } }, { duration: 200, complete: () => { if (view.zoom() > 1.2) { view.zoom(1.2); view.center(hits[0]); } } });
   });
   at("hits").textContent = wanted ? `${count} found` : "";
 }
 
+function nextHit() {
+  if (!found.length) return;
+  select(found[next % found.length], false, "int8");
+  at("hits").textContent = `${next % found.length + 1} of ${found.length}`;
+  next++;
+}
+
 function recolour() {
   for (const [side, view] of Object.entries(views)) {
-    view.batch(() => view.nodes().forEach((node) => node.data("colour", colourOf(side, BOXES[side].get(node.id())))));
+    view.batch(() => view.nodes("[fill]").forEach((node) => node.data("colour", colourOf(side, BOXES[side].get(node.id())))));
     view.style(look());
   }
   const legend = at("legend");

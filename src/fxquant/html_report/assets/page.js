@@ -62,6 +62,9 @@ function showDetail(found) {
   panel.replaceChildren();
   if (!found) {
     panel.append(make("h3", "", "Click an op"), make("p", "sub", "to see what was decided for it and why, how its values lie in the range that was chosen, and the line of code that it comes from."));
+    const worst = TENSORS.filter((tensor) => tensor.enters > 0).sort((a, b) => b.enters - a.enters).slice(0, 8);
+    if (worst.length) panel.append(make("h4", "", "Where most error enters"), table([{ name: "op", path: 1 }, { name: "share", number: 1 }, { name: "SQNR", number: 1 }],
+      worst.map((tensor) => [link(show.tail(tensor.path, 26), tensor.box), show.share(tensor.enters), show.db(tensor.sqnr)])));
     return;
   }
   const box = BOXES[found.side].get(found.id), from = measured(found.side, box) || box;
@@ -144,6 +147,7 @@ fillFixes();
 chart("depth-chart", drawDepth);
 if (DATA.tried && DATA.tried.kernels.length) chart("sensitivity-chart", drawSensitivity);
 else at("sensitivity-chart").replaceWith(make("p", "note", "Not measured."));
+if (DATA.tried) at("halves").textContent = `The outputs are at ${show.db(DATA.tried.sqnr)}; with exact weights they would be at ${show.db(DATA.tried.exact_weights)}, with exact activations at ${show.db(DATA.tried.exact_activations)}.`;
 fillSpeed();
 fillTables();
 showDetail(null);
@@ -155,6 +159,12 @@ at("zoom-in").onclick = () => zoom(1.4);
 at("zoom-out").onclick = () => zoom(1 / 1.4);
 at("zoom-fit").onclick = () => Object.values(views).forEach((view) => view.animate({ fit: { padding: 24 } }, { duration: 200 }));
 at("search").oninput = (event) => search(event.target.value);
+at("search").onkeydown = (event) => { if (event.key === "Enter") nextHit(); if (event.key === "Escape") { event.target.value = ""; search(""); event.target.blur(); } };
+document.onkeydown = (event) => {
+  if (event.target !== document.body || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "/") { event.preventDefault(); at("graphs").scrollIntoView({ block: "start" }); at("search").focus({ preventScroll: true }); }
+  if (event.key === "Escape") select(null);
+};
 for (const side of ["float", "int8"]) {
   at(`count-${side}`).textContent = `${DATA.graphs[side].nodes.length} ${side === "int8" ? "kernels and ops" : "ops"}`;
   at(`see-${side}`).onclick = () => {
