@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fxquant.tables.present import as_csv, as_html, as_text, new_table
 
 
@@ -11,6 +13,20 @@ def test_a_path_is_never_broken() -> None:
     table.add_row(path, "a reason " * 40)
     text = as_text(table, "the end")
     assert path in text and text.startswith("title") and text.endswith("the end")
+
+
+@pytest.mark.parametrize("columns", [20, 30, 40, 60])
+def test_spare_columns_give_way_and_no_cell_is_cut(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    names = ("path", "range", "more", "most")
+    table = new_table("title", names, whole=names)
+    table.add_row("layer.conv", "-1.25 .. 1.25", "0.5 of 1", "12345")
+    title, *lines = as_text(table, spare=names[1:]).splitlines()
+    assert "…" not in "".join(lines) and max(map(len, lines)) <= columns
+    gone = [name for name in names if name not in lines[0]]
+    assert title == ("title" if columns == 60 else f"title; left out to fit: {', '.join(gone)}")
+    assert table.columns[-1].header == "most"  # the table itself is whole
 
 
 def test_html_is_escaped() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group
+    from rich.console import Group
     from rich.table import Table
 
 _NO_TERMINAL = 160  # columns, in files and pipes
@@ -43,8 +43,8 @@ def as_text(*parts: Table | str, spare: Sequence[str] = ()) -> str:
 
     console = Console(no_color=True, force_terminal=False, highlight=False, markup=False)
     width = console.width if sys.stdout.isatty() else _NO_TERMINAL
-    shown = [_narrowed(part, console, width, spare) if isinstance(part, Table) else part for part in parts]
-    console.width = max([width, *(_needed(part, console) for part in shown if isinstance(part, Table))])
+    shown = [_narrowed(part, width, spare) if isinstance(part, Table) else part for part in parts]
+    console.width = max([width, *(_needed(part) for part in shown if isinstance(part, Table))])
     with console.capture() as capture:
         for part in shown:
             if isinstance(part, Table) and part.title:  # a title would be as narrow as its table
@@ -53,19 +53,21 @@ def as_text(*parts: Table | str, spare: Sequence[str] = ()) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def _needed(table: Table, console: Console) -> int:
-    """The least columns that a table takes."""
-    from rich.measure import Measurement
+def _needed(table: Table) -> int:
+    """The least columns in which nothing that is to be whole is broken, with two after each."""
+    from rich.cells import cell_len
 
-    return Measurement.get(console, console.options.update(width=10_000), table).minimum
+    widths = [max(map(cell_len, map(str, (column.header, *column.cells)))) for column in table.columns]
+    least = [wide if column.no_wrap else min(wide, _LEAST) for column, wide in zip(table.columns, widths, strict=True)]
+    return sum(least) + 2 * len(least)
 
 
-def _narrowed(table: Table, console: Console, width: int, spare: Sequence[str]) -> Table:
+def _narrowed(table: Table, width: int, spare: Sequence[str]) -> Table:
     """A table without as many of the spare columns as it takes to fit; its title says which."""
     made, gone = copy.copy(table), []
     made.columns = list(table.columns)
     for name in reversed(spare):
-        if _needed(made, console) <= width:
+        if _needed(made) <= width:
             break
         kept = [column for column in made.columns if column.header != name]
         gone += [name] if len(kept) < len(made.columns) else []
