@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from browser import CHROMIUM, Browser
+from fxquant.engines.table import as_engine
 from fxquant.html_report.page import render
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
@@ -42,8 +43,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     model, data = Net().eval(), [torch.randn(2, 3, 8, 8) for _ in range(2)]
     path = tmp_path_factory.mktemp("report") / "net.html"
-    quantized = fq.quantize(model, data)
-    fq.report(model, quantized, data, path, evaluate=lambda m: float(m(data[0]).max()), seconds=0.01)
+    quantized = fq.quantize(model, data, engine="onednn")
+    with pytest.MonkeyPatch.context() as patch:  # the runtimes take seconds to convert for, and are rows like others
+        patch.setattr("fxquant.tables.benchmark.available_engines", lambda: (as_engine("onednn"),))
+        fq.report(model, quantized, data, path, evaluate=lambda m: float(m(data[0]).max()), seconds=0.01)
     return path
 
 

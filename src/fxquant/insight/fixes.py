@@ -132,7 +132,7 @@ def _in_float(sides: Sides, gains: list[KernelGain], ask: Ask, base: float) -> I
 
 
 def _weight_only(ask: Ask, base: float) -> Fix:
-    """What gains most, and costs most: it comes last."""
+    """What gains most, and costs most: it comes last. With weights as they are; weight-only may give them more bits."""
     change = Change(exact="activations")
     value = ask(change)
     return Fix(
