@@ -28,6 +28,9 @@ def score(model):
 def falls(model):
     return 1.0 if isinstance(model, nn.Sequential) and not hasattr(model, "graph") else 0.0
 
+def nothing():
+    return []
+
 def broken():
     raise RuntimeError("no luck")
 """
@@ -52,7 +55,8 @@ def run(*words: str) -> str:
 
 def test_the_commands(net: str, tmp_path: Path) -> None:
     assert "int8" in run("show", "model", net)
-    assert "conv" not in run("show", "model", net, "--only", "float")
+    assert "conv" not in run("show", "model", net, "--only", "int8")
+    assert run("show", "model", net, "--only", "dynamic").startswith("no op is dynamic: ")
     assert json.loads(run("show", "model", net, "--json"))["int8_share"] == 1.0
     found = json.loads(run("compare", net, "--model", "cli_models:net", "--data", "cli_models:batches", "--json"))
     assert found["output_sqnr"] > 15 and found["batches"] == 3
@@ -81,10 +85,14 @@ def test_an_error_is_one_line(net: str) -> None:
         ["export", net, "net.json", "--opset", "20"],
         ["export", net, "net.pte", "--dynamic-batch"],
         ["bench", net, "--model", "nosuch:net"],
+        ["bench", net, "--data", "cli_models:nothing"],
+        ["export", net, "net.onnx", "--data", "cli_models:nothing"],
     ):
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 1
         assert result.stderr.startswith("fxquant: ") and "Traceback" not in result.stderr
+    words = ["forecast", "--model", "cli_models:net", "--target", "xint8", "--shape", "2,9"]
+    assert "At ." not in CliRunner().invoke(app, words).stderr
     shown = CliRunner().invoke(app, ["check", "broken.fq", "--debug"])
     assert isinstance(shown.exception, fq.ArchiveError)
 

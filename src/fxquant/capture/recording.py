@@ -69,8 +69,9 @@ class Recording:
             raise
         except Exception as error:
             where, _ = locate(error, model)
+            at = f" At {where}." if where else ""
             raise CaptureError(
-                f"the model itself fails on the example inputs: {reason(error)} At {where}. Pass others."
+                f"the model itself fails on the example inputs: {reason(error)}{at} Pass others."
             ) from error
 
     def _run_twice(self, model: nn.Module) -> Reference:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fxquant.cli.options import Data, Debug, File, Float, batches, load_model, one_line
+from fxquant.cli.options import Data, Debug, File, Float, first_batch, load_model, one_line
 
 
 class Format(str, Enum):
@@ -67,7 +67,7 @@ def _write(
     found = load_model(path, model)
     if form is Format.json:
         return exports.export_json(found, output)
-    example: Any = example_of(found) if data is None else next(iter(batches(data)))
+    example: Any = example_of(found) if data is None else first_batch(data)
     if form is Format.onnx:
         return exports.export_onnx(found, output, example, dynamic_batch=dynamic_batch, opset=opset)
     if form is Format.pt2:

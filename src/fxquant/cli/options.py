@@ -89,6 +89,15 @@ def float_model(model: str) -> nn.Module:
     return made.eval()
 
 
+def first_batch(data: str) -> object:
+    """The first batch that a function gives."""
+    from fxquant.errors import ConfigError
+
+    for batch in batches(data):
+        return batch
+    raise ConfigError(f"--data {data!r} gives no batches.")
+
+
 def batches(data: str) -> Iterable[object]:
     """The batches that a function gives."""
     from fxquant.config_file.named import find_named

@@ -16,6 +16,7 @@ from fxquant.cli.options import (
     NeededData,
     NeededFloat,
     batches,
+    first_batch,
     float_model,
     load_model,
     one_line,
@@ -58,7 +59,7 @@ def show_model(
         account = explain(load_model(path, model))
         table = account.table(only=only)
     if only is not None and not as_json:
-        typer.echo(as_text(table))
+        typer.echo(as_text(table) if table.row_count else f"no op is {only}: {account.summary()}")
     else:
         print_result(account, as_json)
 
@@ -77,7 +78,7 @@ def bench(
         from fxquant.tables.benchmark import benchmark
 
         floating = None if model is None else float_model(model)
-        batch = None if data is None else next(iter(batches(data)), None)
+        batch = None if data is None else first_batch(data)
         with steps("timing", 1, wanted=True):
             result = benchmark(load_model(path, model), batch, float_model=floating, seconds=seconds, show=False)
     print_result(result, as_json)

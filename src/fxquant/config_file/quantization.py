@@ -214,8 +214,8 @@ class Quantization:
             data = self._loader(section.dataloader, "quantization.calibration.dataloader")
         if data is None and static and self.calib_func is None and self.q_func is None:
             raise ConfigError(
-                "static quantization needs data: set quantizer.calib_dataloader, or give the file a "
-                "quantization.calibration.dataloader."
+                "static quantization needs data: give --calibration, set quantizer.calib_dataloader, or give the file "
+                "a quantization.calibration.dataloader."
             )
         if data is None and "example_inputs" not in self.model.options:
             data = self.eval_dataloader
