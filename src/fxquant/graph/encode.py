@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
+import sys
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
@@ -83,6 +86,12 @@ def _encode_target(node: fx.Node) -> object:
 def resolve_function(name: str) -> Any:
     """The function with a qualified name such as `torch.nn.functional.relu` or `torch.ops.aten.add.Tensor`."""
     parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module = sys.modules.get(".".join(parts[:cut]))
+        if module is not None:  # to look for what is no module takes long
+            with contextlib.suppress(AttributeError):
+                return functools.reduce(getattr, parts[cut:], cast(Any, module))
+            break
     for cut in range(len(parts) - 1, 0, -1):
         try:
             value: Any = importlib.import_module(".".join(parts[:cut]))
