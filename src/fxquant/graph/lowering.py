@@ -57,6 +57,7 @@ class Runner(abc.ABC):
     told: set[str] | None = None  # what it has said of calls that it passed on
     outside: Mapping[str, str] = types.MappingProxyType({})  # nodes that Python runs, and why
     scan: Scan | None = None
+    written: bool = False  # torch's ops are what it runs: they were written down
 
     @property
     @abc.abstractmethod
@@ -70,6 +71,13 @@ class Runner(abc.ABC):
     @abc.abstractmethod
     def renew(self) -> None:
         """Forget what was kept: the graph was made again, or its tensors are others."""
+
+    def write_down(self) -> bool:
+        """The ops of a call are being written down, as a trace or an exported program, which holds torch's ops alone.
+
+        A runner that computes something else, by a rounding, runs them from then on; whether it is `written`.
+        """
+        return self.written
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,10 +1,11 @@
-"""Code for ARM (NEON with dot products), run by qemu: the same generators, another machine."""
+"""Code for ARM (NEON with dot products, or i8mm), run by qemu: the same generators, other machines."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ pytest.importorskip("llvmlite")
 
 from fxquant.engines.native.compiler import module_text, object_code
 from fxquant.engines.native.libraries import make_functions
-from fxquant.engines.native.machine import NEON
+from fxquant.engines.native.machine import NEON, NEON_I8MM, Machine
 from fxquant.engines.native.plan import place
 from fxquant.engines.native.read import read
 from fxquant.engines.native.runner import plain_graph
@@ -50,10 +51,10 @@ int main(void) {
 """
 
 
-def run(model: Region, x: Tensor, directory: Path) -> tuple[Tensor, Tensor]:
+def run(model: Region, x: Tensor, directory: Path, machine: Machine) -> tuple[Tensor, Tensor]:
     """What the graph returns, and what the code does."""
     graph = plain_graph(model)
-    reader = read(model, graph, (x,), NEON)
+    reader = read(model, graph, (x,), machine)
     plan = place(reader.ops)
     assert {op.level for op in plan.ops} == {0}
     (slot, made), ((node, export),) = next(iter(reader.imports.items())), reader.exports.items()
@@ -61,8 +62,8 @@ def run(model: Region, x: Tensor, directory: Path) -> tuple[Tensor, Tensor]:
     (directory / "in").write_bytes(x.contiguous().numpy().tobytes())
     (directory / "constants").write_bytes(constants.tobytes())
     (directory / "main.c").write_text(MAIN)
-    text = module_text(make_functions(plan, NEON), NEON)
-    (directory / "code.o").write_bytes(object_code(text, NEON, reloc="pic"))
+    text = module_text(make_functions(plan, machine), machine)
+    (directory / "code.o").write_bytes(object_code(text, machine, reloc="pic"))
     sizes = {
         "IN": slot,
         "IN_BYTES": made.buffer.bytes,
@@ -90,22 +91,34 @@ class Mixed(nn.Module):
         self.a, self.b = nn.Conv2d(3, 20, 3, 2, 1), nn.Conv2d(20, 20, 3, padding=1, groups=4)
         self.up = nn.ConvTranspose2d(20, 12, 3, 2, 1)
         self.pool, self.norm = nn.MaxPool2d(2), nn.LayerNorm(12)
-        self.head = nn.Linear(12, 5)
+        self.head, self.groups = nn.Linear(12, 5), nn.GroupNorm(4, 12)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = nn.functional.silu(self.up(self.pool(self.b(self.a(x)).relu())))
+        y = self.groups(nn.functional.silu(self.up(self.pool(self.b(self.a(x)).relu()))))
+        y = nn.functional.interpolate(y, size=(5, 3), mode="bilinear")
         y = self.norm(y.flatten(2).transpose(1, 2))
         return self.head(torch.softmax(y @ y.transpose(1, 2), -1) @ y)[:, 0]
 
 
 @pytest.mark.parametrize("name", ["resnet", "mobilenet", "squeeze_excite", "mixed"])
-def test_agrees(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("machine", [NEON, NEON_I8MM], ids=lambda machine: machine.name)
+def test_agrees(name: str, machine: Machine, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Mixed().eval() if name == "mixed" else ZOO[name].build()
     x = torch.randn(2, 3, 16, 16)
-    made = fq.quantize(model, [(x,)], example_inputs=(x,), engine="onednn")
+    made = fq.quantize(model, [(x,)], example_inputs=(x,), engine="reference")
     assert isinstance(made, Region)
-    expected, actual = run(made, x, tmp_path)
+    expected, actual = run(made, x, tmp_path, machine)
+    assert fq_close(expected, actual)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
+def test_floats_agree(mode: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(20, 36), nn.GELU(), nn.Linear(36, 5, bias=False)).eval()
+    x = torch.randn(1, 7, 20)
+    made = fq.quantize(model, [(x,)], example_inputs=(x,), mode=mode, engine="reference")
+    assert isinstance(made, Region)
+    expected, actual = run(made, x, tmp_path, NEON)
     assert fq_close(expected, actual)
 
 

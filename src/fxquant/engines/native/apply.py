@@ -38,7 +38,7 @@ def run_native(model: nn.Module, settings: Native) -> nn.Module:
         assert isinstance(lowering.runner, OneDnn)
         runner = NativeRunner(lowering.runner, machine, settings)
         lowering.runner = runner
-        runner.failed = _try(region, runner)
+        runner.refusal = _try(region, runner)
         if runner.failed:  # `explain` says so, too
             log.info("module %r runs on onednn, not native. %s", path, runner.failed)
     return model

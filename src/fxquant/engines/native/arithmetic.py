@@ -17,6 +17,7 @@ from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View
 from fxquant.engines.read_qdq import weight_holder
+from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 
 Doubles = NDArray[np.float64]
 _LARGEST = float(2**29)
@@ -48,17 +49,23 @@ def with_weight(made: Numbers, weight: NDArray[np.int8]) -> Numbers:
     return replace(made, weight=weight)
 
 
+def check_weight(holder: QuantizedWeight, weight: object, axis: int) -> None:
+    """Raise unless kernels take the weight that a node stands for."""
+    spec = holder.spec
+    fits = spec.granularity == "per_tensor" or (spec.granularity == "per_channel" and spec.axis == axis)
+    plain = isinstance(weight, fx.Node) and not weight.kwargs
+    if not fits or spec.dtype != torch.int8 or holder.weight_zero_point is not None or not plain:
+        raise Unread("the kernel takes symmetric int8 weights per output channel")
+    if holder.stored.device.type != "cpu":
+        raise Unread("its weight is not on the CPU")
+
+
 def numbers(reader: Reader, group: Group, x: Grid, axis: int = 0) -> Numbers:
     """The integers of a weight with what turns their sums into real values."""
     weight = group.node.args[1]
     holder = weight_holder(reader.region, weight)
-    assert holder is not None and isinstance(weight, fx.Node)
-    spec = holder.spec
-    fits = spec.granularity == "per_tensor" or (spec.granularity == "per_channel" and spec.axis == axis)
-    if not fits or holder.spec.dtype != torch.int8 or holder.weight_zero_point is not None or weight.kwargs:
-        raise Unread("the kernel takes symmetric int8 weights per output channel")
-    if holder.stored.device.type != "cpu":
-        raise Unread("its weight is not on the CPU")
+    assert holder is not None
+    check_weight(holder, weight, axis)
     q = holder.integers.detach().numpy()
     q = q.reshape(*q.shape, *(1,) * (4 - q.ndim)) if q.ndim != 3 else q[:, :, None, :]
     q = np.ascontiguousarray((q if axis == 0 else q.swapaxes(0, 1)).transpose(0, 2, 3, 1))
@@ -99,7 +106,7 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid
         act = None
     table = (
         fit(act, grid.scale, grid.zero, reader.machine.pieces)
-        if act is not None and act.kind in SMOOTH and reader.machine.dot != "sdot"
+        if act is not None and act.kind in SMOOTH and reader.machine.triple.startswith("x86")
         else None
     )
     if grid.channels:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fxquant.engines.native import depthwise, gemm
 from fxquant.engines.native.arithmetic import Numbers, ending, largest
+from fxquant.engines.native.emit_scaled import scaled_affine
 from fxquant.engines.native.gemm import Gemm, Taps, choose_tile, split_row
 from fxquant.engines.native.groups import Group, Pads, is_handed_in
 from fxquant.engines.native.ops import pointer
@@ -134,8 +135,12 @@ def emit_gemm(
     extent: tuple[int, int, tuple[int, ...]],
     geometry: Geometry | None,
     border: bool = True,
+    place: View | None = None,
 ) -> None:
-    """Emit a matrix product. `extent`: rows, width, and (row, pixel) strides of input, output and other (elements)."""
+    """Emit a matrix product. `extent`: rows, width, and (row, pixel) strides of input, output and other (elements).
+
+    `place` holds the grid of an input that is on one of its own.
+    """
     x, other, out = views
     pairs = _pairs_fit(group, made, x)
     machine = reader.machine.for_pairs(pairs)
@@ -180,15 +185,20 @@ def emit_gemm(
         pairs=pairs,
     )
     integers_ = weight.reshape(channels, taps.count, taps.length)
-    scale, bias = _padded(end.scale, channels), _padded(end.bias, channels)
-    params = np.concatenate((end.header.view(np.uint8), gemm.pack_affine(scale, bias, spec, machine, offsets)))
-    constants = (reader.constant(gemm.pack_weights(integers_, spec, machine)), reader.constant(params))
+    packed = reader.constant(gemm.pack_weights(integers_, spec, machine))
+    if place is None:
+        scale, bias = _padded(end.scale, channels), _padded(end.bias, channels)
+        affine = np.concatenate((end.header.view(np.uint8), gemm.pack_affine(scale, bias, spec, machine, offsets)))
+        params, reads = reader.constant(affine), [x]
+    else:
+        scaled = scaled_affine(reader, made, spec, machine, place)
+        params, reads = pointer(scaled), [x, scaled]
     shown = "linear" if group.kind == "linear" else f"conv {ky}x{kx}"
     reader.emit(
         gemm.emit,
         spec,
-        (pointer(x), *constants, pointer(out), pointer(other) if other is not None else constants[1]),
-        [x, *((other,) if other is not None else ())],
+        (pointer(x), packed, params, pointer(out), pointer(other) if other is not None else params),
+        [*reads, *((other,) if other is not None else ())],
         out,
         rows=rows,
         blocks=len(blocks),

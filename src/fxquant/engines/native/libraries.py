@@ -88,9 +88,10 @@ class Libraries:
         self.cache = cache or Cache(None)
         self._known: OrderedDict[str, Library] = OrderedDict()
 
-    def of_plan(self, plan: Plan, machine: Machine) -> Library:
-        """The functions of a plan."""
-        return self._load(_identity(plan), machine, lambda: make_functions(plan, machine))
+    def of_plan(self, plan: Plan, machine: Machine) -> tuple[str, Library]:
+        """The functions of a plan, with the name of their code."""
+        identity = _identity(plan)
+        return entry_name(identity, machine), self._load(identity, machine, lambda: make_functions(plan, machine))
 
     def load(self, functions: Sequence[Function], machine: Machine) -> Library:
         """Functions that are there already."""

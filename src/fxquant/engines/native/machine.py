@@ -6,6 +6,7 @@ A machine has vectors of `width` bytes and a way (`dot`) to add the four product
     madd      u8 and s8 as 16 bits, even and odd bytes apart, two vpmaddwd: exact, where vpmaddubsw saturates (AVX2)
     maddubs   vpmaddubsw, then vpmaddwd by ones: half the weight bytes, exact if two products fit int16 (AVX2)
     sdot      s8 x s8 (NEON): u8 activations are moved down by 128, and the bias takes that back
+    usdot     u8 x s8 at once (NEON with i8mm)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Dot = Literal["vpdpbusd", "madd", "maddubs", "sdot"]
+Dot = Literal["vpdpbusd", "madd", "maddubs", "sdot", "usdot"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +95,10 @@ NEON = Machine(
     registers=32,
     dot="sdot",
 )
-MACHINES = (AVX512, AVX_VNNI, AVX512_256, AVX2, NEON)
+NEON_I8MM = replace(
+    NEON, name="neon-i8mm", cpu="neoverse-n2", features="+dotprod,+i8mm", needs=("dotprod", "i8mm"), dot="usdot"
+)
+MACHINES = (AVX512, AVX_VNNI, AVX512_256, AVX2, NEON_I8MM, NEON)
 
 
 def runs_here(machine: Machine) -> bool:

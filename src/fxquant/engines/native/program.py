@@ -107,12 +107,13 @@ class Program:
         self.graph = reader.graph
         self.plan = place(reader.ops)
         self.levels = sorted({op.level for op in self.plan.ops})
-        self.library = libraries.of_plan(self.plan, self.machine)
+        self.name, self.library = libraries.of_plan(self.plan, self.machine)
         address = self.library.address
         self.functions = {level: PROTOTYPE(address(f"run{level}")) for level in self.levels}
         self.shared = {level: PROTOTYPE(address(f"run{level}_shared")) for level in self.levels}
         self.macs = sum(op.macs for op in self.plan.ops)
         self.single = sum(op.macs for op in self.plan.ops if op.single)
+        self.whole = reader.whole
         packed = reader.constants.packed()
         self.constants = aligned(packed.nbytes)
         self.constants[:] = packed
@@ -166,8 +167,10 @@ class Program:
 
         Samples are run one by one. A linear layer that has one row in a sample reads all its weights each time; as a
         product with all rows of the batch it reads them once, and Python calls each layer. Rates are rough, in
-        bytes and products a second.
+        bytes and products a second. What finds the range of a tensor takes one sample alone.
         """
+        if self.whole and batch != 1:
+            return False
         if batch == 1 or not self.single:
             return True
         near, middle, far = _READS
@@ -181,9 +184,18 @@ class Program:
     def lay_out(self, expected: Any) -> None:
         """Let results lie in memory as those of the graph, of which this is one."""
         orders = {node: order_of(value) for node, value in _pairs(self.output.args[0], expected)}
-        for result in (result for each in self.results.values() for result in each):
-            result.order = orders.get(result.node, ())
-        found = (result for each in self.results.values() for result in each)
+        self.set_orders([orders.get(result.node, ()) for each in self.results.values() for result in each])
+
+    @property
+    def orders(self) -> list[tuple[int, ...]]:
+        """How results lie in memory."""
+        return [result.order for each in self.results.values() for result in each]
+
+    def set_orders(self, orders: Sequence[tuple[int, ...]]) -> None:
+        """Let results lie in memory as those of another program of the same graph."""
+        found = [result for each in self.results.values() for result in each]
+        for result, order in zip(found, orders, strict=True):
+            result.order = tuple(order)
         self._moved = [result for result in found if result.order or result.back is not None]
 
     def _read_checks(self, nodes: list[fx.Node], done: set[fx.Node]) -> None:

@@ -12,6 +12,7 @@ from fxquant.engines.native.activations import KINDS
 from fxquant.engines.native.groups import Group, find_group
 from fxquant.engines.native.lazy import Outside, Value
 from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.read_dynamic import Chain, find_chain, read_chain
 from fxquant.engines.native.read_elementwise import (
     read_act,
     read_batch_norm,
@@ -21,9 +22,11 @@ from fxquant.engines.native.read_elementwise import (
     read_quantize,
     read_same,
 )
-from fxquant.engines.native.read_moves import read_cat, read_interpolate, read_pad, read_pixel_shuffle, read_stack
+from fxquant.engines.native.read_moves import read_cat, read_pad, read_pixel_shuffle, read_stack
+from fxquant.engines.native.read_norms import read_group_norm, read_layer_norm
 from fxquant.engines.native.read_pool import read_avg_pool, read_max_pool, read_mean
-from fxquant.engines.native.read_rows import read_attention, read_layer_norm, read_matmul, read_softmax
+from fxquant.engines.native.read_resize import read_interpolate
+from fxquant.engines.native.read_rows import read_attention, read_matmul, read_softmax
 from fxquant.engines.native.read_views import read_split, read_view
 from fxquant.engines.native.read_weighted import read_group
 from fxquant.engines.native.reader import Reader
@@ -46,6 +49,7 @@ HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("avg_pool", "adaptive_avg_pool"), read_avg_pool),
     "mean": read_mean,
     "layer_norm": read_layer_norm,
+    **dict.fromkeys(("group_norm", "instance_norm"), read_group_norm),
     "softmax": read_softmax,
     "matmul": read_matmul,
     "attention": read_attention,
@@ -60,14 +64,21 @@ def read(region: Region, graph: fx.Graph, inputs: Sequence[Any], machine: Machin
     shapes, sizes = find_shapes(region, graph, inputs)
     reader = Reader(region=region, graph=graph, shapes=shapes, machine=machine, sizes=sizes)
     ends: dict[fx.Node, Group] = {}
+    chains: dict[fx.Node, Chain] = {}
     for node in graph.nodes:
         group = find_group(reader, node)
         if group is not None:
             reader.fused.update(group.nodes)
             ends[group.nodes[-1]] = group
+        chain = find_chain(reader, node)
+        if chain is not None:
+            reader.fused.update(chain.nodes)
+            chains[node] = chain
     for node in graph.nodes:
         if node.op == "output":
             _read_output(reader, node)
+        elif node in chains:
+            _read_chain(reader, chains[node])
         elif node in ends:
             _read_group(reader, ends[node])
         elif node not in reader.fused:
@@ -91,6 +102,15 @@ def _read_group(reader: Reader, group: Group) -> None:
         reader.values[group.node] = reader.run_outside(group.node, reason)
     for node in group.nodes[len(each.nodes) :]:
         reader.values[node] = _read_node(reader, node)
+
+
+def _read_chain(reader: Reader, chain: Chain) -> None:
+    """The kernel of a chain, or each node by itself."""
+    try:
+        reader.values[chain.nodes[-1]] = reader.attempt(functools.partial(read_chain, reader, chain))
+    except Unread:
+        for node in chain.nodes:
+            reader.values[node] = _read_node(reader, node)
 
 
 def _read_node(reader: Reader, node: fx.Node) -> Value:

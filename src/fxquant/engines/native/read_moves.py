@@ -1,4 +1,4 @@
-"""Ops that copy data to its place in a new tensor: cat, stack, pad, resize, pixel shuffle."""
+"""Ops that copy data to its place in a new tensor: cat, stack, pad, pixel shuffle."""
 
 from __future__ import annotations
 
@@ -154,28 +154,3 @@ def _spelling(reader: Reader, node: fx.Node) -> str:
     if node.op == "call_module":
         return type(reader.region.get_submodule(str(node.target))).__name__.lower()
     return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
-
-
-def read_interpolate(reader: Reader, node: fx.Node) -> Value:
-    """Nearest pixels, a whole number of times: each is read so often."""
-    module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
-    name = str(getattr(node.target, "__name__", node.target))
-    mode = setting(node, module, 3, "mode", "nearest") if "aten" not in str(node.target) else name
-    if "nearest" not in str(mode) and "upsample_nearest" not in name:
-        raise Unread("it interpolates")
-    view, shape = reader.view(node.args[0]), reader.shape(node)
-    if len(shape) != 3:
-        raise Unread("it is no image")
-    (channels, height, width), (c, h, w) = view.shape, view.strides
-    ys, xs = shape[1] // height, shape[2] // width
-    if (height * ys, width * xs) != shape[1:]:
-        raise Unread("its size is not a multiple of its input's")
-    pad = _border(reader, node)
-    level = view.level + view.level % 2
-    out = image(view.dtype, shape, (pad if view.grid is not None else None) or (0, 0), view.grid, level)
-    pieces = (channels, height, ys, width, xs)
-    source = replace(view, shape=pieces, strides=(c, h, 0, w, 0))
-    row, pixel = out.strides[1:]
-    target = replace(out, shape=pieces, strides=(1, row * ys, row, pixel * xs, pixel))
-    reader.compute(lazy(source), None, view.grid, target)
-    return out

@@ -1,4 +1,4 @@
-"""Layer norm, softmax, products of two tensors, and attention."""
+"""Softmax, products of two tensors, and attention."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import torch
-from torch import Tensor, fx
+from torch import fx
 
 from fxquant.engines.native import matmul, rows
 from fxquant.engines.native.layouts import copy_dense
 from fxquant.engines.native.lazy import Value, join, lazy
 from fxquant.engines.native.matmul import Matmul
 from fxquant.engines.native.ops import pointer
-from fxquant.engines.native.read_acts import grid_of_quantize
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.rows import Rows
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import View, broadcast, collapse, dense, round_up
 from fxquant.engines.onednn.support import setting
-from fxquant.engines.read_qdq import is_quantize, only_user
 from fxquant.ops.table import argument
 
 
-def _dense_rows(reader: Reader, node: object) -> View:
+def dense_rows(reader: Reader, node: object) -> View:
     """An operand of floats whose last axis is dense."""
     view = reader.floats(node)
     if not view.shape:
@@ -32,7 +29,7 @@ def _dense_rows(reader: Reader, node: object) -> View:
     return view if view.strides[-1] == 1 and view.batched else copy_dense(reader, view)
 
 
-def _emit_rows(reader: Reader, spec: Rows, x: View, out: View, params: object, label: str) -> None:
+def emit_rows(reader: Reader, spec: Rows, x: View, out: View, params: object, label: str) -> None:
     leading = x.shape[:-1]
     steps = [tuple(step * view.buffer.element for step in view.strides[:-1]) for view in (x, out)]
     dims, strides = collapse(leading, steps, tuple(range(len(leading))))
@@ -48,42 +45,7 @@ def _emit_rows(reader: Reader, spec: Rows, x: View, out: View, params: object, l
     )
 
 
-def read_layer_norm(reader: Reader, node: fx.Node) -> Value:
-    """Over the last axis, with the quantize that follows."""
-    module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
-    shape = tuple(setting(node, module, 1, "normalized_shape", ()))
-    eps = float(setting(node, module, 4, "eps", 1e-5))
-    x = _dense_rows(reader, node.args[0])
-    if len(shape) != 1:
-        raise Unread("it normalizes over several axes")
-    parameters = []
-    for position, name in ((2, "weight"), (3, "bias")):
-        found = (
-            getattr(module, name)
-            if module is not None
-            else reader.constant_of(setting(node, None, position, name, None))
-        )
-        values = torch.full(shape, 1.0 if name == "weight" else 0.0) if found is None else found
-        if not isinstance(values, Tensor) or values.dtype != torch.float32 or values.device.type != "cpu":
-            raise Unread("a parameter is not float32 on the CPU")
-        padded = np.zeros(round_up(shape[0]), np.float32)
-        padded[: shape[0]] = values.detach().numpy()
-        parameters.append(padded)
-    after = only_user(node)
-    grid = grid_of_quantize(reader, after) if after is not None and is_quantize(after) else None
-    numbers = (1.0, 0.0) if grid is None else (1.0 / grid.scale, grid.zero)
-    params = np.concatenate((*parameters, np.repeat(np.array(numbers, np.float32), 16)))
-    level = x.level + x.level % 2
-    out = dense("f32" if grid is None else "u8", x.shape, _order(x), grid, level)
-    low, high = (0, 255) if grid is None else (grid.low, grid.high)
-    spec = Rows(kind="layer_norm", dims=(), length=shape[0], eps=eps, out=out.dtype, low=low, high=high)
-    _emit_rows(reader, spec, x, out, params, "layer norm")
-    if grid is not None and after is not None:
-        reader.taken[after] = out
-    return out
-
-
-def _order(view: View) -> tuple[int, ...]:
+def order_of_rows(view: View) -> tuple[int, ...]:
     """Axes as they lie in memory, the last one innermost."""
     leading = range(len(view.shape) - 1)
     return (*sorted(leading, key=lambda axis: -view.strides[axis]), len(view.shape) - 1)
@@ -93,16 +55,16 @@ def read_softmax(reader: Reader, node: fx.Node) -> Value:
     """Over the last axis."""
     module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
     axis = setting(node, module, 1, "dim", None)
-    x = _dense_rows(reader, node.args[0])
+    x = dense_rows(reader, node.args[0])
     if axis not in (-1, len(x.shape)) or any(node.kwargs.get(name) is not None for name in ("dtype", "_stacklevel")):
         raise Unread("it runs over another axis than the last")
     return _softmax(reader, x, 1.0)
 
 
 def _softmax(reader: Reader, x: View, scale: float) -> View:
-    out = dense("f32", x.shape, _order(x), None, x.level + x.level % 2)
+    out = dense("f32", x.shape, order_of_rows(x), None, x.level + x.level % 2)
     spec = Rows(kind="softmax", dims=(), length=x.shape[-1])
-    _emit_rows(reader, spec, x, out, np.full(16, scale, np.float32), "softmax")
+    emit_rows(reader, spec, x, out, np.full(16, scale, np.float32), "softmax")
     return out
 
 

@@ -16,7 +16,7 @@ from fxquant.engines.native.shapes import Shape, Unread
 from fxquant.engines.native.values import View, batch_axis, broadcast, read_back, stand_in
 
 
-def _run(reader: Reader, node: fx.Node, tensor: Tensor, source: fx.Node) -> Any:
+def run_on(reader: Reader, node: fx.Node, tensor: Tensor, source: fx.Node) -> Any:
     """What the node's function returns for a tensor in the place of its operand."""
 
     def swap(operand: fx.Node) -> Any:
@@ -94,7 +94,7 @@ def _expand_constant(reader: Reader, node: fx.Node, value: Outside) -> View:
 def _as_view(reader: Reader, node: fx.Node, given: tuple[View, Tensor], source: fx.Node) -> View | Moved | None:
     view, tensor = given
     try:
-        return _value(view, _run(reader, node, tensor, source))
+        return _value(view, run_on(reader, node, tensor, source))
     except RuntimeError:  # torch's view ops refuse strides that do not fit
         return None
 
@@ -107,7 +107,7 @@ def read_split(reader: Reader, node: fx.Node) -> Value:
     if any(user.target is not operator.getitem for user in node.users):
         raise Unread("its pieces are used as a list")
     view, tensor = _stands_for(reader, reader.values[source], source)
-    found = [_value(view, piece) for piece in _run(reader, node, tensor, source)]
+    found = [_value(view, piece) for piece in run_on(reader, node, tensor, source)]
     pieces = [piece for piece in found if piece is not None]
     if len(pieces) != len(found):
         raise Unread("it splits the batch")

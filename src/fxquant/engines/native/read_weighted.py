@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 
+from torch import fx
+
 from fxquant.engines.native.arithmetic import numbers
 from fxquant.engines.native.emit_weighted import Geometry, emit_conv, emit_depthwise, emit_gemm, is_depthwise
 from fxquant.engines.native.gemm import Taps
 from fxquant.engines.native.groups import CONVS, TRANSPOSED, Group, as_tuple, pads_of
 from fxquant.engines.native.layouts import as_image, as_rows, tall, with_height
+from fxquant.engines.native.lazy import Lazy, Outside
 from fxquant.engines.native.ops import levels
 from fxquant.engines.native.read_acts import grid_of_quantize
+from fxquant.engines.native.read_float_linear import read_float_linear
 from fxquant.engines.native.read_transposed import read_transposed
 from fxquant.engines.native.reader import Reader, drop_height
 from fxquant.engines.native.shapes import Unread
@@ -21,6 +25,11 @@ from fxquant.ops.table import argument
 
 def read_group(reader: Reader, group: Group) -> View:
     """Emit the kernel of a group."""
+    source = group.node.args[0]
+    if isinstance(source, fx.Node) and source in reader.ranges and group.quantize is not None:
+        raise Unread("the kernel writes floats if its input is on a grid of its own")
+    if takes_floats(reader, source):
+        return read_float_linear(reader, group)
     x = reader.bytes(group.node.args[0], channels=True)
     grid = grid_of_quantize(reader, group.quantize) if group.quantize is not None else None
     other = None
@@ -37,9 +46,17 @@ def read_group(reader: Reader, group: Group) -> View:
     return _conv(reader, group, x, other, grid)
 
 
+def takes_floats(reader: Reader, node: object) -> bool:
+    """Whether an operand is a tensor of floats, in the program or handed over."""
+    value = reader.values[node] if isinstance(node, fx.Node) else None
+    return isinstance(value, (Lazy, Outside)) or (isinstance(value, View) and value.grid is None)
+
+
 def _linear(reader: Reader, group: Group, x: View, other: View | None, grid: Grid | None) -> View:
     assert x.grid is not None
     made = numbers(reader, group, x.grid)
+    source = group.node.args[0]
+    place = reader.ranges.get(source) if isinstance(source, fx.Node) else None
     x = as_rows(reader, x)
     end = group.nodes[-1]
     shape = reader.shape(end)
@@ -48,7 +65,7 @@ def _linear(reader: Reader, group: Group, x: View, other: View | None, grid: Gri
         other = as_rows(reader, other)
     rows, width, steps = _rows(x, out, other)
     taps = Taps(ys=1, xs=1, y_step=0, x_step=0, length=x.shape[-1])
-    emit_gemm(reader, group, made, (x, other, out), taps, (rows, width, steps), None)
+    emit_gemm(reader, group, made, (x, other, out), taps, (rows, width, steps), None, place=place)
     return out
 
 

@@ -92,6 +92,8 @@ class Reader:
     fused: set[fx.Node] = field(default_factory=set)  # nodes that the kernel of a weighted op takes in
     taken: dict[fx.Node, View] = field(default_factory=dict)  # quantize nodes that another kernel takes in
     splits: dict[fx.Node, list[View | Moved]] = field(default_factory=dict)
+    ranges: dict[fx.Node, View] = field(default_factory=dict)  # scale and zero of tensors on the grid of their own
+    whole: bool = False  # such a grid is that of one sample, so there may be no others
     _slots: int = 0
 
     def attempt(self, make: Callable[[], Value]) -> Value:

@@ -2,7 +2,7 @@
 
 Code is made for the inputs of the first call, and for those of other sizes when they come again, more seldom where
 there are many; it belongs to this process. A region whose tensors or modes change gets new code; with hooks, for
-gradients, or under a mode of torch the lowered graph runs.
+gradients, or under a mode of torch the lowered graph runs. Once its ops are written down, as a trace, it always does.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.scan import Scans
 from fxquant.engines.native.settings import Native
 from fxquant.engines.native.shapes import Shape, Unread, order_of
+from fxquant.engines.native.verdicts import keep_verdict, load_verdict
 from fxquant.engines.onednn.runner import OneDnn
 from fxquant.engines.onednn.unsigned import move_up
 from fxquant.engines.watch import Watch, watch
@@ -44,6 +46,7 @@ Key = tuple[Any, ...]
 Listener = Callable[[Program | None, list[Any]], None]  # gets the calls; see tables/profile.py
 MOST_PROGRAMS = 8
 _MOST_SEEN = 256
+_WRITTEN = "torch.jit.trace or torch.export wrote down torch's ops, and it gives what they give since then"
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -61,7 +64,8 @@ class NativeRunner(Runner):
         self.lowered = lowered
         self.machine = machine
         self.settings = settings
-        self.failed = ""  # why no call is native
+        self.refusal = ""  # why no call is native
+        self.written = False
         self.outside: dict[str, str] = {}  # nodes that Python runs, and why
         self.known: dict[Key, None] = {}  # sizes that have programs, or had them before the model changed
         self._forget()
@@ -92,10 +96,29 @@ class NativeRunner(Runner):
         self.scan = Scans(self.machine)
 
     @property
+    def failed(self) -> str:  # type: ignore[override]
+        return self.refusal or (_WRITTEN if self.written else "")
+
+    @property
     def engine(self) -> str:
         return "onednn" if self.failed else "native"
 
+    @torch.compiler.assume_constant_result  # run, and not traced
+    def write_down(self) -> bool:
+        """Stay with torch's ops from here on: what is written down, and the model, are then equal bit by bit."""
+        if self.failed:
+            return self.written
+        self.written = True
+        warnings.warn(
+            "a trace or an exported program holds torch's ops, not machine code. So that they agree bit by bit, the "
+            "model runs on engine 'onednn' from here on, more slowly. To keep it as it is, trace a copy.deepcopy of it",
+            stacklevel=2,
+        )
+        return True
+
     def __call__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch_compat.is_traced():
+            self.write_down()
         if self.failed:
             return self._onednn(region, args, kwargs)
         if self.lowered.hooks.listen(region):
@@ -125,6 +148,11 @@ class NativeRunner(Runner):
             return self._without(region, key, inputs, args, kwargs)
         if not program.pays(_batch_of(inputs)):
             return self._onednn(region, args, kwargs)
+        return self._run(region, program, inputs, args, kwargs)
+
+    def _run(
+        self, region: Region, program: Program, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         try:
             return _finish(program, inputs)
         except Unread as error:  # sizes that follow from values
@@ -155,26 +183,44 @@ class NativeRunner(Runner):
         return count >= 2 << min(self.dropped, 20)
 
     def _first(self, region: Region, key: Key, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make the program for a size, run it, and compare it with the graph."""
+        """Make the program for a size, run it, and compare it with the graph, unless that was done before."""
         graph = plain_graph(region)
+        text = str(graph)  # reading it folds numbers into it
+        made = self._attempt(region, graph, inputs)
+        orders = load_verdict(self.libraries.cache, made, text) if isinstance(made, Program) else None
+        if isinstance(made, Program) and not made.whole and orders is not None:
+            made.set_orders(orders)
+            self.keep(key, made)
+            return self._run(region, made, inputs, args, kwargs)
         try:
             with torch.random.fork_rng(devices=[]):  # this run and that of the program see the same random numbers
                 raw = _run_plain(region, graph, inputs)
         except (InputError, TypeError):  # inside a model, such calls run the user's code
             return self._onednn(region, args, kwargs)
         try:
-            expected = _returned(graph, raw)
-            program = self.make(region, graph, inputs)
-            program.lay_out(raw)
-            found = _finish(program, inputs)
-            compare(expected, found, lambda: _interpret(region, graph, nudge(inputs)), "native")
+            if isinstance(made, Exception):
+                raise made
+            whole = not made.whole or _batch_of(inputs) == 1
+            if not whole:
+                inputs = _first_sample(inputs)
+                raw = _run_plain(region, graph, inputs)
+            made.lay_out(raw)
+            found = _finish(made, inputs)
+            compare(_returned(graph, raw), found, lambda: _interpret(region, graph, nudge(inputs)), "native")
         except Unread as error:
             return self._refuse(region, key, str(error), logging.INFO, args, kwargs)
         except Exception as error:  # a model runs, whatever is wrong with its code
-            text = str(error) if isinstance(error, FxQuantError) else f"{type(error).__name__}: {error}"
-            return self._refuse(region, key, text, logging.WARNING, args, kwargs)
-        self.keep(key, program)
-        return found
+            why = str(error) if isinstance(error, FxQuantError) else f"{type(error).__name__}: {error}"
+            return self._refuse(region, key, why, logging.WARNING, args, kwargs)
+        keep_verdict(self.libraries.cache, made, text)
+        self.keep(key, made)
+        return found if whole else self._onednn(region, args, kwargs)
+
+    def _attempt(self, region: Region, graph: fx.Graph, inputs: list[Any]) -> Program | Exception:
+        try:
+            return self.make(region, graph, inputs)
+        except Exception as error:
+            return error
 
     def _refuse(
         self, region: Region, key: Key, why: str, level: int, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -221,7 +267,7 @@ class NativeRunner(Runner):
 
     def __getstate__(self) -> dict[str, Any]:
         # by what is known, a copy computes, and is explained, in the same way
-        kept = ("lowered", "machine", "settings", "failed", "known", "outside")
+        kept = ("lowered", "machine", "settings", "refusal", "written", "known", "outside")
         return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -240,6 +286,10 @@ def _wants_gradient(value: Any) -> bool:
 
 def _batch_of(inputs: list[Any]) -> int:
     return next(value.shape[0] for value in inputs if isinstance(value, Tensor))
+
+
+def _first_sample(inputs: list[Any]) -> list[Any]:
+    return [value[:1] if isinstance(value, Tensor) else value for value in inputs]
 
 
 def _finish(program: Program, inputs: list[Any]) -> Any:

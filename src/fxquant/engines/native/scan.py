@@ -174,8 +174,10 @@ class Scans:
 
     def __call__(self, region: Region, x: Tensor, state: tuple[Tensor, ...], backwards: bool) -> Any:
         """(outputs, final state), or None if the steps have to be run one by one."""
+        if not torch_compat.plain_mode():  # a trace would write down that sizes are looked at
+            return None
         usual = all(type(each) is Tensor and each.dtype == torch.float32 and each.is_cpu for each in (x, *state))
-        if not usual or not x.numel() or not torch_compat.plain_mode() or self.hooks.listen(region):
+        if not usual or not x.numel() or self.hooks.listen(region):
             return None
         if self.watch is None or not self.watch.holds():
             self._make(region, x, state)

@@ -113,7 +113,7 @@ def find_shapes(root: nn.Module, graph: fx.Graph, inputs: Sequence[object]) -> t
         runs.append(interpreter.env)
     fold_sizes(graph, (runs[0], runs[1]))
     nodes = [node for node in graph.nodes if node.op != "output"]
-    return {node: pytree.tree_map(_compare, runs[0][node], runs[1][node]) for node in nodes}, runs[0]
+    return {node: _compared(runs[0][node], runs[1][node]) for node in nodes}, runs[0]
 
 
 def order_of(tensor: Tensor) -> tuple[int, ...]:
@@ -129,6 +129,12 @@ def _with_batch(value: object, batch: int) -> object:
     if not isinstance(value, Tensor):
         return value
     return torch.empty((batch, *value.shape[1:]), dtype=value.dtype, device="meta")
+
+
+def _compared(a: object, b: object) -> Any:
+    if isinstance(a, Tensor):
+        return _compare(a, b)
+    return pytree.tree_map(_compare, a, b)
 
 
 def _compare(a: object, b: object) -> Shape | None:

@@ -135,7 +135,7 @@ class Kernel(Function):
     def operand(self, x: str, width: int) -> tuple[str, ...]:
         """Bytes of activations as `dot` takes them."""
         machine = self.machine
-        if machine.dot in ("vpdpbusd", "maddubs"):
+        if machine.dot in ("vpdpbusd", "maddubs", "usdot"):
             return (x,)
         if machine.dot == "sdot":
             return (self.value(f"xor <{width} x i8> {x}, splat (i8 -128)"),)
@@ -155,8 +155,8 @@ class Kernel(Function):
         """The sums with the products of four neighbouring bytes added."""
         if self.machine.dot == "vpdpbusd":
             return self.call(f"llvm.x86.avx512.vpdpbusd.{8 * width}", total, x[0], weights[0])
-        if self.machine.dot == "sdot":
-            return self.call("llvm.aarch64.neon.sdot.v4i32.v16i8", total, x[0], weights[0])
+        if self.machine.dot in ("sdot", "usdot"):
+            return self.call(f"llvm.aarch64.neon.{self.machine.dot}.v4i32.v16i8", total, x[0], weights[0])
         name = "llvm.x86.avx2.pmadd.wd" if width == 32 else "llvm.x86.sse2.pmadd.wd"
         if self.machine.dot == "maddubs":
             pairs = self.call(

@@ -1,0 +1,32 @@
+"""Which programs were found to agree with their graph, kept beside the code, so that none is compared twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+
+from fxquant.engines.native.cache import Cache
+from fxquant.engines.native.program import Program
+
+Orders = list[tuple[int, ...]]
+
+
+def _name(program: Program, graph: str) -> str:
+    """A digest of code, constants and graph: all that a result depends on, but the inputs."""
+    total = hashlib.sha256(f"{torch.__version__} {program.name} {graph}".encode())
+    total.update(program.constants.data)
+    return total.hexdigest()
+
+
+def load_verdict(cache: Cache, program: Program, graph: str) -> Orders | None:
+    """How the results lie in memory of a program that agrees with a graph; None if that is not known."""
+    found = cache.load(_name(program, graph)) if cache.directory is not None else None
+    return None if found is None else [tuple(order) for order in json.loads(found)]
+
+
+def keep_verdict(cache: Cache, program: Program, graph: str) -> None:
+    """Keep that a program agrees with a graph."""
+    if cache.directory is not None:
+        cache.store(_name(program, graph), json.dumps(program.orders).encode())
