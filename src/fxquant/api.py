@@ -208,8 +208,8 @@ def load(
     modules of the user's own, wrapped functions. It has to have the structure of the model that was quantized; its
     weights do not matter, and it is not changed. Of a directory, the model that a search saved there is read.
 
-    Without `engine`, a model that was saved from torch's oneDNN kernels, as `convert_fx` gives it, runs on those again,
-    bit-equal; any other runs on the default of `quantize`.
+    Files know of no engine: without `engine`, a model runs on the default of `quantize` and `convert_fx`, whatever it
+    was saved from.
 
     Example:
         >>> path = fq.save(fq.quantize(model, loader), "net.fq")
@@ -218,8 +218,7 @@ def load(
     """
     check_engine(engine)
     path = Path(path) / MODEL_FILE if Path(path).is_dir() else Path(path)
-    model, saved_on = read_archive(path, float_model)
-    engine = engine if engine is not None else saved_on
+    model = read_archive(path, float_model)
     try:
         return apply_engine(model, engine)
     except ArchiveError:

@@ -264,17 +264,18 @@ def convert_fx(
     keep_original_weights: bool = False,
     *,
     convert_custom_config_dict: Mapping[str, object] | None = None,
-    engine: Engine | Native | str = "onednn",
+    engine: Engine | Native | str | None = None,
 ) -> nn.Module:
     """Turn a calibrated model into one with int8 weights on plain integer tensors. The input is not changed.
 
     One that saw no data becomes a model that waits for the state_dict of a calibrated one, and does not run before.
 
-    By default the result is made of torch's int8 ops (`engine="onednn"`), so that a trace, a `torch.jit.save` and what
-    FX users do besides give its very answers. "native" makes machine code for the model, and is the default of
-    `quantize` and `load`, "onnxruntime" and "openvino" in those runtimes, "auto" on the one of them that is fastest
-    here, by measuring. "reference" is the plain quantize/dequantize graph, which the others agree with.
-    A runtime takes the sizes of the example inputs, at any batch where it can; other calls run on onednn.
+    It runs as machine code where that can be made (`engine="native"`, extra `fxquant[native]`), else on torch's int8
+    ops ("onednn"). A model on machine code moves on to torch's ops, for good, when `torch.jit.trace` or `torch.export`
+    writes them down, so that the trace gives its very answers. "onnxruntime" and "openvino" run it in those runtimes,
+    "auto" on the one of all of these that is fastest here, by measuring. "reference" is the plain quantize/dequantize
+    graph, which the others agree with. A runtime takes the sizes of the example inputs, at any batch where it can;
+    other calls run on onednn.
 
     A model that was prepared without a target gets the int8 form that suits the engine, from the same calibration; one
     that was prepared for a target, or trained, or frozen, keeps that form on every engine.

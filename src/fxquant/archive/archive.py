@@ -17,14 +17,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from fxquant.archive.check_header import TORCH_OPS, check_header
+from fxquant.archive.check_header import check_header
 from fxquant.archive.rebuild import rebuild
 from fxquant.archive.safetensors_file import write_safetensors
 from fxquant.archive.tree_rows import Rows, header_of, stored_tensors
 from fxquant.archive.value_json import read_json
 from fxquant.errors import ArchiveError
 from fxquant.files import Json, replacing
-from fxquant.graph.region import regions, runner_of
 
 FORMAT = "fxquant-2"
 
@@ -33,23 +32,21 @@ def write_archive(model: nn.Module, path: Path) -> None:
     """Write the QDQ form of a converted model."""
     header, rows = header_of(model)
     tensors, facts = _tensors(model, rows)
-    text = json.dumps({"format": FORMAT, **header, **facts, **_engine(model)}, separators=(",", ":"))
+    text = json.dumps({"format": FORMAT, **header, **facts}, separators=(",", ":"))
     with replacing(path, ArchiveError) as part, part.open("wb") as file:
         write_safetensors(file, tensors, {"digest": _digest(text, tensors), "fxquant": text})
         file.flush()
 
 
-def read_archive(path: Path, float_model: nn.Module | None) -> tuple[nn.Module, str | None]:
-    """Read a file written by `write_archive`; the regions are in QDQ form. With it, the engine of torch's own ops, if
-    the model was saved from that: machine code may round a value to the next step, and what is read is what was saved.
-    """
+def read_archive(path: Path, float_model: nn.Module | None) -> nn.Module:
+    """Read a file written by `write_archive`; the regions are in QDQ form."""
     header, tensors = _read(path)
     try:
         check_header(header, tensors)
         for name in header["channels_last"]:
             tensors[name] = tensors[name].contiguous(memory_format=_last(tensors[name]))
         tensors.update({name: tensors[source] for name, source in header["ties"].items()})
-        return rebuild(header, tensors, float_model, path), header.get("engine")
+        return rebuild(header, tensors, float_model, path)
     except ArchiveError as error:
         raise ArchiveError(f"{str(path)!r}: {error}") from error
     except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError) as error:
@@ -76,13 +73,6 @@ def _read(path: Path) -> tuple[Json, dict[str, Tensor]]:
         found = header.get("format") if isinstance(header, dict) else type(header).__name__
         raise ArchiveError(f"{str(path)!r} has the format {str(found)[:40]!r}; this version reads {FORMAT!r}.")
     return header, tensors
-
-
-def _engine(model: nn.Module) -> dict[str, str]:
-    """Torch's own ops are there on every machine; other engines are a matter of the machine, and not in a file."""
-    runners = [runner_of(region) for _, region in regions(model)]
-    chosen = all(each is not None and each.engine == TORCH_OPS and not each.failed for each in runners)
-    return {"engine": TORCH_OPS} if runners and chosen else {}
 
 
 def _digest(text: str, tensors: dict[str, Tensor]) -> str:

@@ -18,7 +18,6 @@ from fxquant.files import Json
 _STEP = re.compile(r"[\w\- /+:@]+")
 _TAKEN = frozenset(nn.Module().__dict__)
 _LONGEST = 1000
-TORCH_OPS = "onednn"  # the one engine that a file may name
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "region": {
         **{"class": (str,), "method": (str,), "num_inputs": (int, type(None)), "input_names": (list,), "flat": (str,)},
@@ -44,8 +43,6 @@ def check_header(header: Json, tensors: dict[str, Tensor]) -> None:
     for name, kind in {**tables, "unsaved": list, "channels_last": list}.items():
         if not isinstance(header.get(name), kind):
             raise ArchiveError(f"the header has no {kind.__name__} {name!r}.")
-    if header.get("engine") not in (None, TORCH_OPS):
-        raise ArchiveError(f"the header asks for an engine {str(header['engine'])[:40]!r}.")
     if "" not in header["modules"]:
         raise ArchiveError("the header has no row for the model itself.")
     for path, row in header["modules"].items():

@@ -29,7 +29,6 @@ from fxquant.config_file.rules import recipes_of, rules_of
 from fxquant.config_file.sections.conf import Conf
 from fxquant.config_file.sections.data import Dataloader
 from fxquant.config_file.training import train
-from fxquant.engines.table import default_engine
 from fxquant.errors import ConfigError
 from fxquant.files import Json
 from fxquant.quantize_fx import convert_fx, prepare_fx, prepare_qat_fx
@@ -152,7 +151,7 @@ class Quantization:
         prepared = prepare_fx(self.model.model, rules, strict=False, **options)
         with torch.no_grad():
             function(prepared)
-        return convert_fx(prepared, engine=self.engine or default_engine(), **converting)
+        return convert_fx(prepared, engine=self.engine, **converting)
 
     def _train(self) -> QuantizedModel:
         model, section = self.model.model, self.conf.quantization.train
@@ -179,7 +178,7 @@ class Quantization:
         else:
             assert section is not None and data is not None
             train(section, prepared, model, data)
-        made = convert_fx(prepared.eval(), engine=self.engine or default_engine(), **converting)
+        made = convert_fx(prepared.eval(), engine=self.engine, **converting)
         return QuantizedModel(made, self._compare(made))
 
     def _compare(self, made: nn.Module) -> Json:

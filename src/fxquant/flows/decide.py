@@ -32,7 +32,7 @@ def decide(
     prepared: nn.Module,
     *,
     target: Target | None = None,
-    engine: Engine | Native | str = "onednn",
+    engine: Engine | Native | str | None = None,
     rules: Rules | None = None,
     amendments: Amendments | None = None,
     in_place: bool = False,

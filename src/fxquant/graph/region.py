@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fxquant")
 
 # what nn.Module and GraphModule keep in __dict__ for themselves; everything else there is the user's
+_WRITTEN = "written_down"  # in the metadata of a state_dict
 _OWN_KEYS = frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__) | {"_region"}
 
 
@@ -241,12 +243,33 @@ class Region(fx.GraphModule):
         runner = runner_of(self)
         return "" if runner is None else f"engine={runner.engine!r}"
 
+    def recompile(self) -> Any:
+        """Make `forward` of the graph. torch.export calls that, or runs the graph node by node, and not the module."""
+        code = super().recompile()
+        type(self).forward = _noticed(type(self).forward)  # of a class that this instance alone has
+        return code
+
+    @property
+    def graph(self) -> fx.Graph:
+        if torch.compiler.is_exporting():
+            _notice(self)
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: fx.Graph) -> None:
+        fx.GraphModule.graph.fset(self, graph)  # type: ignore[attr-defined]
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The tensors of a flat child go by the region's own name: `conv.weight`, not `conv.op.weight`."""
+        """The tensors of a flat child go by the region's own name: `conv.weight`, not `conv.op.weight`.
+
+        Whether torch's ops were written down is in the metadata, so that what loads it computes the same.
+        """
         found = super().state_dict(*args, **kwargs)
-        flat = self._region.origin.flat
+        flat, runner = self._region.origin.flat, runner_of(self)
+        own = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        if runner is not None and runner.written and hasattr(found, "_metadata"):
+            found._metadata[own[:-1]][_WRITTEN] = True
         if flat:
-            own = kwargs.get("prefix", args[1] if len(args) > 1 else "")
             longer = f"{own}{flat}."
             for key in [key for key in found if key.startswith(longer)]:
                 found[own + key.removeprefix(longer)] = found.pop(key)
@@ -261,6 +284,9 @@ class Region(fx.GraphModule):
                     state_dict[f"{prefix}{flat}.{rest}"] = state_dict.pop(key)
         if self._region.lowering is None:
             adapt_state(self, self._region.origin, self._region.plan, state_dict, prefix)
+        runner = runner_of(self)
+        if runner is not None and isinstance(args[0], dict) and args[0].get(_WRITTEN):
+            runner.written = True
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Region:
@@ -295,6 +321,23 @@ class Region(fx.GraphModule):
             "shape_env",
         )
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
+
+
+def _notice(region: Region) -> None:
+    """torch.export writes down what a region does."""
+    lowering = region._region.lowering
+    if lowering is not None and lowering.runner is not None:
+        lowering.runner.write_down()
+
+
+def _noticed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def run(self: Region, *args: object, **kwargs: object) -> Any:
+        if torch.compiler.is_exporting():
+            _notice(self)
+        return forward(self, *args, **kwargs)
+
+    return run
 
 
 def _after_load(region: Region, incompatible_keys: object) -> None:

@@ -14,7 +14,7 @@ def runs_step_by_step(step: nn.Module) -> bool:
     if not isinstance(step, Region) or stage_of(step) is not Stage.CONVERTED:
         return False
     runner = runner_of(step)
-    return runner is None or runner.scan is None
+    return runner is None or runner.failed != "" or runner.scan is None
 
 
 def scan_all(step: nn.Module, x: torch.Tensor, state: tuple[torch.Tensor, ...], backwards: bool) -> Steps | None:
@@ -25,7 +25,7 @@ def scan_all(step: nn.Module, x: torch.Tensor, state: tuple[torch.Tensor, ...], 
     if not isinstance(step, Region) or torch.compiler.is_compiling():
         return None
     runner = runner_of(step)
-    if runner is None or runner.scan is None:
+    if runner is None or runner.failed or runner.scan is None:
         return None
     lowering_of(step).ready(step)
     return runner.scan(step, x, state, backwards)

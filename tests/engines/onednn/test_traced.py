@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import warnings
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
+from fxquant.engines.native.apply import has_native
+from fxquant.graph.region import engine_of, regions
 from zoo import ZOO
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
@@ -89,3 +92,41 @@ def test_scripting_names_what_works(model: nn.Module) -> None:
     quantized = fq.quantize(model.eval(), [torch.randn(4, 8)])
     with pytest.raises(fq.StageError, match=r"torch\.jit\.trace.*fxquant\.save.*torch\.export"):
         torch.jit.script(quantized)
+
+
+class Steps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.lstm(x)[0])  # type: ignore[no-any-return]
+
+
+def written_down(model: nn.Module, x: Tensor, how: str) -> Any:
+    if how == "trace":
+        return traced(model, (x,))
+    with torch.no_grad():
+        return torch.export.export(model, (x,), strict=how == "strict").module()
+
+
+@pytest.mark.skipif(not has_native(), reason="no native code here")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("how", ["trace", "export", "strict"])
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(8, 8), nn.ReLU()), Steps()], ids=["one", "steps"])
+def test_machine_code_gives_way_to_what_is_written_down(model: nn.Module, how: str) -> None:
+    x = torch.randn(4, 5, 8)
+    prepared = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping(), (x,))
+    quantized = fq.convert_fx(fq.calibrate(prepared, [x]), engine="native")
+    copy = deepcopy(quantized)
+    with pytest.warns(UserWarning, match="trace a copy.deepcopy"):
+        written = written_down(quantized, x, how)
+    with torch.no_grad():
+        assert same(written(x), quantized(x))
+    engines = [{engine_of(region) for _, region in regions(each)} for each in (quantized, copy)]
+    assert engines == [{"onednn"}, {"native"}]
+    assert "wrote down" in str(fq.explain(quantized))
+    fresh = fq.convert_fx(fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,)), engine="native")
+    fresh.load_state_dict(quantized.state_dict())
+    with torch.no_grad():
+        assert same(fresh(x), quantized(x))
