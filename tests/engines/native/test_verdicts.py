@@ -24,7 +24,7 @@ def test_what_agreed_is_not_compared_again(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("fxquant.engines.native.runner.compare", count)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
-    x = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 8, 8)
     prepared = fq.calibrate(fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,)), [x])
     made = []
     for _ in range(2):
@@ -32,11 +32,11 @@ def test_what_agreed_is_not_compared_again(tmp_path: Path, monkeypatch: pytest.M
         assert isinstance(converted, Region)
         assert engine_of(converted) == "native"
         made.append(converted(x))
-    assert len(compared) == 2  # of this layout, and of the example's
+    assert len(compared) == 1
     assert torch.equal(*made)
     assert made[0].stride() == made[1].stride()
     with torch.no_grad():
         model[0].weight.add_(1.0)
     prepared = fq.calibrate(fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,)), [x])
     fq.convert_fx(prepared, engine=fq.Native(cache=tmp_path))
-    assert len(compared) == 3
+    assert len(compared) == 2

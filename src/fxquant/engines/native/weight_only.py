@@ -66,7 +66,7 @@ def pack(
         some = slice(first, first + vectors * machine.floats)
         columns = np.ascontiguousarray(weight[some].T).view(np.uint8)
         if spec.bits == 4:
-            columns = (columns[0::2] & 15) | (columns[1::2] << 4)
+            columns = (columns[0::2] & np.uint8(15)) | (columns[1::2] << np.uint8(4))
         bytes_.append(columns.reshape(-1))
         params += [scale[some].T.reshape(-1).astype(np.float32), bias[some].astype(np.float32)]
         first += vectors * machine.floats
