@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from forge.files import File
+from forge.growth import growing
+from forge.trust import trusting
 
 Change = Callable[[File], None]
 X, FIRST = ["node", "input_1"], "input_1"
@@ -409,7 +411,7 @@ def _info(*shape: int) -> Any:
 def crafted() -> dict[str, tuple[str, Change]]:
     """Name -> (base file, change)."""
     found: dict[str, tuple[str, Change]] = {}
-    for source in (_calls(), _settings(), _numbers(), _tensors(), _headers()):
+    for source in (_calls(), _settings(), _numbers(), _tensors(), _headers(), growing(), trusting()):
         for name, base, change in source:
             found[f"{len(found)}: {name}"] = base, change
     return found

@@ -117,6 +117,17 @@ def read(path: Path) -> File:
     return File(json.loads(metadata["fxquant"]), tensors)
 
 
+def meaning(path: Path) -> str:
+    """A digest of what an engine can tell of a file: without reports, and places in a source."""
+    file = read(path)
+    for row in file.header["modules"].values():
+        for node in row.get("graph", ()):
+            node[5] = [pair for pair in node[5] if pair[0] not in ("decision", "scope", "where")]
+    file.header.pop("trees", None)
+    text = json.dumps(file.header, sort_keys=True)
+    return archive._digest(text, file.tensors)
+
+
 def write(file: File, path: Path) -> None:
     """Write a file whose digest fits."""
     text = json.dumps(file.header) if file.text is None else file.text

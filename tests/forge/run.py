@@ -28,7 +28,7 @@ from forge.files import File, forged, read, write, write_bases  # noqa: E402
 from forge.mutate import mutate  # noqa: E402
 
 Case = tuple[str, str, Path]  # name, base, path
-FINE = ("refused", "refused at the call", "ran")
+FINE = ("refused", "refused at the call", "ran", "the same as one before")
 
 
 def crafted_cases(folder: Path, bases: dict[str, File]) -> Iterator[Case]:
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument(
         "--engines", default="reference,onednn,native,onnxruntime,openvino,auto", help="for crafted files"
     )
-    parser.add_argument("--mutation-engines", default="reference,onednn,native")
+    parser.add_argument("--mutation-engines", default="reference,onednn,native,onnxruntime,openvino")
     parser.add_argument("--skip-crafted", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import fxquant as fq
-from forge.files import inputs
+from forge.files import inputs, meaning
 
 SECONDS, MORE_MEMORY = 60, 4 * 2**30  # of the processor, and what comes on top of the memory of a worker
 _SEEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "urllib.", "ftplib.", "webbrowser.")
@@ -80,7 +80,8 @@ def attempt(path: str, base: str, engine: str) -> str:
         return f"load raised {type(error).__name__}: {error}"[:300]
     try:
         with torch.no_grad():
-            model(inputs(base))
+            for _ in range(2):  # what comes again may take another way
+                model(inputs(base))
     except fq.ArchiveError:
         return "refused at the call"
     except BaseException as error:
@@ -101,12 +102,19 @@ def main() -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MORE_MEMORY, size + MORE_MEMORY))
     print("ready", flush=True)
+    tried: set[str] = set()
     for line in sys.stdin:
         path, base = json.loads(line)
         print(f"start {path}", flush=True)
         before, found = state(), {}
         watch.events.clear()
         for engine in engines:
+            if engine != "reference" and found.get("reference") == "ran":
+                said = f"{engine} {meaning(Path(path))}"
+                if said in tried:
+                    found[engine] = "the same as one before"
+                    continue
+                tried.add(said)
             signal.setitimer(signal.ITIMER_PROF, SECONDS)  # it ends the process
             signal.alarm(10 * SECONDS)
             watch.on = True

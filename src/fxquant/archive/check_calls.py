@@ -6,14 +6,14 @@ torch trusts some of them: a stride of 0 is a division by zero in a kernel, a li
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
+from fxquant.archive.check_python import MOST_PARTS, Unknown
 from fxquant.archive.check_weights import check_scale
 from fxquant.archive.value_json import is_whole
 from fxquant.errors import ArchiveError
@@ -21,10 +21,7 @@ from fxquant.graph import torch_compat
 from fxquant.graph.region import Region
 from fxquant.ops.table import OPS
 
-MOST_PARTS = 100_000  # of what one node makes
-MOST_DEGREE = 16  # of the product of sizes that a number is
-_POWER = 64
-_SIZING = frozenset(
+SIZING = frozenset(
     (
         *("arange", "empty", "eye", "full", "linspace", "logspace", "new_empty", "new_full", "new_ones", "new_zeros"),
         *("ones", "rand", "randint", "randn", "randperm", "tril_indices", "triu_indices", "zeros", "expand", "repeat"),
@@ -35,58 +32,28 @@ _SIZING = frozenset(
 )
 _PARTS = {"unbind": 1, "split": 2, "chunk": 2, "tensor_split": 2, "hsplit": 2, "vsplit": 2, "dsplit": 2}
 _GEOMETRY = (("stride", 1), ("dilation", 1), ("groups", 1), ("padding", 0), ("output_padding", 0))
-_PRODUCTS = (operator.mul, operator.imul)
-_POWERS = (operator.pow, operator.ipow)
-
-
-def check_numbers(node: fx.Node, leaves: Iterable[object], args: tuple[Any, ...], degrees: list[int]) -> int:
-    """The degree of a number that a node computes: of how many sizes it is the product. Too many are refused.
-
-    So the numbers of a run on other sizes than the example's are bounded, too.
-    """
-    whole = all(isinstance(leaf, (int, float)) for leaf in leaves)
-    if any(type(leaf) is int and abs(leaf) >= 2**63 for leaf in leaves):
-        raise ArchiveError("it takes a whole number that does not fit 64 bits.")
-    if node.target in _PRODUCTS and any(isinstance(arg, (list, tuple, str)) for arg in args):
-        if not all(
-            isinstance(arg, int) and arg <= 1024 for arg in node.args if not isinstance(arg, (list, tuple, fx.Node))
-        ):
-            raise ArchiveError("it repeats a list more than 1024 times.")
-        if sum(isinstance(arg, fx.Node) for arg in node.args) > 1:
-            raise ArchiveError("it repeats a list as often as the inputs say.")
-    if not whole:
-        return 1
-    if node.target in _POWERS and not (is_whole(node.args[1], -_POWER, _POWER) or isinstance(node.args[1], float)):
-        raise ArchiveError("it raises a number to a power that the inputs say, or a large one.")
-    degree = sum(degrees) if node.target in _PRODUCTS else max(degrees, default=0)
-    if node.target in _POWERS:
-        degree *= max(1, math.ceil(abs(float(args[1]))))
-    if degree > MOST_DEGREE:
-        raise ArchiveError(f"it multiplies more than {MOST_DEGREE} sizes.")
-    return degree
 
 
 def check_values(
-    node: fx.Node,
-    region: Region,
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    unknown: object,
-    by_data: bool,
+    node: fx.Node, region: Region, args: tuple[Any, ...], kwargs: Mapping[str, Any], by_data: bool
 ) -> None:
     """Raise an ArchiveError if a call has arguments that torch would trust."""
     word = _word(node)
-    if by_data and word in _SIZING:
+    if by_data and word in SIZING:
         raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
     if word == "one_hot" and not is_whole(_given(node, args, kwargs, 1, "num_classes"), 1):
         raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
     if word == "repeat_interleave" and not is_whole(_given(node, args, kwargs, 1, "repeats"), 0):
         raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
-    if word in _PARTS or node.target in (list, tuple):
+    if word in _PARTS:
         _check_parts(node, word, args, kwargs)
     op = OPS.of_node(node, region)
     if op is not None and "stride" in op.params:
         _check_geometry(op.params, args, kwargs)
+    if "batch_norm" in word:
+        _check_norm(args, kwargs)
+    if word.lstrip("_").startswith("upsample_") and isinstance(node.target, torch._ops.OpOverload):
+        _check_scales(node.target, args, kwargs)
     if node.target in torch_compat.QUANTIZE_OPS or node.target in torch_compat.DEQUANTIZE_OPS:
         _check_grid(node, args, kwargs, region)
 
@@ -114,8 +81,8 @@ def _check_parts(node: fx.Node, word: str, args: tuple[Any, ...], kwargs: Mappin
         count = -(-count // how)
     elif word in ("chunk", "tensor_split", "hsplit", "vsplit", "dsplit") and is_whole(how, 0):
         count = how if word != "chunk" else min(how, count)
-    elif word == "unbind" or node.target in (list, tuple):
-        dim = how if is_whole(how, -x.dim(), x.dim() - 1) and word == "unbind" else kwargs.get("dim", 0)
+    elif word == "unbind":
+        dim = how if is_whole(how, -x.dim(), x.dim() - 1) else kwargs.get("dim", 0)
         count = x.shape[dim] if x.dim() and is_whole(dim, -x.dim(), x.dim() - 1) else 0
     if count > MOST_PARTS:
         raise ArchiveError(f"it cuts a tensor into {count} parts.")
@@ -136,6 +103,36 @@ def _check_geometry(params: tuple[str, ...], args: tuple[object, ...], kwargs: M
         channels = weight.shape[1] * groups if transposed and isinstance(groups, int) else weight.shape[0]
         if bias.dim() != 1 or bias.shape[0] != channels:
             raise ArchiveError(f"a convolution of {channels} channels has a bias of the shape {tuple(bias.shape)}.")
+
+
+def _check_norm(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Torch's op reads, and writes, as many numbers as there are channels, however many there are."""
+    x = args[0] if args else None
+    channels = x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else None
+    for tensor in (*args[1:5], *kwargs.values()):
+        if isinstance(tensor, (Tensor, Unknown)) and getattr(tensor, "shape", None) != (channels,):
+            raise ArchiveError(f"a batch norm of {channels} channels has a tensor of another shape.")
+
+
+def _check_scales(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Torch reads the pixels that the scales say, which are to be those of the sizes."""
+    given = {**dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)), **kwargs}
+    x, sizes = next(iter(given.values()), None), given.get("output_size")
+    scales = [leaf for name, value in given.items() if name.startswith("scale") for leaf in tree_leaves(value)]
+    if not all(scale is None or (isinstance(scale, (int, float)) and 1e-6 < scale < 1e6) for scale in scales):
+        raise ArchiveError(f"it resizes by {scales}.")
+    if sizes is None or all(scale is None for scale in scales):
+        return
+    unlike = ArchiveError(f"it resizes to {sizes}, by {scales}, which are not the same.")
+    if (
+        not isinstance(x, Tensor)
+        or not isinstance(sizes, (list, tuple))
+        or not len(sizes) == len(scales) == x.dim() - 2
+    ):
+        raise unlike
+    pairs = zip(x.shape[2:], sizes, scales, strict=True)
+    if any(scale is not None and abs(old * scale - new) > 1 for old, new, scale in pairs):
+        raise unlike
 
 
 def _check_grid(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object], region: Region) -> None:

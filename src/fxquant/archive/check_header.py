@@ -7,6 +7,7 @@ of nothing that modules have themselves. An ArchiveError names the row.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from fxquant.files import Json
 _STEP = re.compile(r"[\w\- /+:@]+")
 _TAKEN = frozenset(nn.Module().__dict__)
 _LONGEST = 1000
+DEEPEST_PATH = 100  # modules around a module
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "region": {
         **{"class": (str,), "method": (str,), "num_inputs": (int, type(None)), "input_names": (list,), "flat": (str,)},
@@ -62,9 +64,18 @@ def check_header(header: Json, tensors: dict[str, Tensor]) -> None:
 
 def check_path(path: str) -> None:
     """Raise an ArchiveError unless a path is made of names that modules may have."""
-    for step in path.split(".") if path else ():
-        if not _STEP.fullmatch(step) or step in _TAKEN or step.startswith("__") or len(path) > _LONGEST:
+    steps = path.split(".") if path else ()
+    if len(steps) > DEEPEST_PATH:
+        raise ArchiveError(f"the header has a path of {len(steps)} steps, {path[:80]!r}.")
+    for step in steps:
+        fits = _STEP.fullmatch(step) and reads_as_itself(step) and step not in _TAKEN and not step.startswith("__")
+        if not fits or len(path) > _LONGEST:
             raise ArchiveError(f"the header has a path {path[:80]!r}, in which {step[:40]!r} is no name of a module.")
+
+
+def reads_as_itself(name: str) -> bool:
+    """Whether Python's source reads a name as it is written: of letters that look alike, it takes the plain one."""
+    return unicodedata.normalize("NFKC", name) == name
 
 
 def _check_row(path: str, row: object) -> None:

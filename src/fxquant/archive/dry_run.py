@@ -7,15 +7,30 @@ what the file recorded of the node, or a value that is not known; what is comput
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.fx.node import map_arg
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fxquant.archive.check_calls import check_numbers, check_values
+from fxquant.archive.check_calls import SIZING, check_values
+from fxquant.archive.check_python import (
+    MOST_PARTS,
+    NUMBER,
+    UNKNOWN,
+    Unknown,
+    check_receiver,
+    check_result,
+    check_values_of_python,
+    degree_of,
+    is_python,
+    leaves_of,
+    weight_of,
+)
 from fxquant.archive.stock_fields import stock_classes
 from fxquant.capture import guards
 from fxquant.capture.symbolic.trace import run_forward
@@ -29,18 +44,6 @@ FACTOR = 1024  # what a file of more bytes may make, per byte of the file and of
 IN_ALL = 64  # times the limit of one tensor, over a whole run
 
 
-class _Unknown:
-    """A value that a run without data cannot tell."""
-
-    def __repr__(self) -> str:
-        return "unknown"
-
-
-class _Number(_Unknown):
-    """A number read from the values of a tensor."""
-
-
-UNKNOWN, NUMBER = _Unknown(), _Number()
 _READS_VALUES = frozenset(("item", "tolist", "is_nonzero", "_local_scalar_dense", "equal", "allclose"))
 _SKIPPED = (
     *(guards.check_fixed, guards.check_given, guards.check_same, guards.check_items, guards.check_key),
@@ -50,12 +53,10 @@ _SKIPPED = (
 
 def dry_run(tree: nn.Module, file_bytes: int) -> None:
     """Raise an ArchiveError that names the first node that cannot run, or makes more than the file gives reason for."""
-    inside: list[str] = []
+    found = list(regions(tree))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for path, region in regions(tree):
-            if not any(path.startswith(f"{outer}.") or not outer for outer in inside):
-                _Run(path, region, file_bytes).run()
-                inside.append(path)
+        for path, region in reversed(found):  # those inside first: a graph that calls them runs them as they are
+            _Run(path, region, file_bytes).run()
 
 
 class _Run:
@@ -71,14 +72,17 @@ class _Run:
         self.called = origin_of(region).method != "leaf" or all(info.shape for info in given)
         self.values: dict[fx.Node, Any] = {}
         self.degrees: dict[fx.Node, int] = {}
+        self.weights: dict[fx.Node, int] = {}
 
     def run(self) -> None:
         for node in self.region.graph.nodes:
             try:
                 if node.op == "output":
+                    leaves_of(map_arg(node.args, lambda each: self.values[each]))
                     break
-                value = self._node(node)
-                self._measure(node, value)
+                with _Sizes(self.limit):
+                    value = self._node(node)
+                self._measure(value)
             except (ArchiveError, InputError, ArithmeticError, AssertionError, AttributeError) as error:
                 raise self._at(node, error) from error
             except (LookupError, MemoryError, RecursionError, RuntimeError, TypeError, ValueError) as error:
@@ -98,31 +102,43 @@ class _Run:
             value = get_attr(self.region, str(node.target)) if node.target != "_self" else UNKNOWN
             return _bare(value)
         args, kwargs = map_arg((node.args, node.kwargs), lambda each: self.values[each])
-        own = self._own(node, args)
+        leaves = leaves_of((args, kwargs))
+        degrees = [self.degrees.get(each, 0) for each in node.all_input_nodes]
+        check_receiver(node, args)
+        check_values_of_python(node, args, kwargs, degrees)
+        own = self._own(node, leaves)
         if own is not None:
             return own[0]
-        leaves = tree_leaves((args, kwargs))
-        self.degrees[node] = check_numbers(node, leaves, args, [self.degrees.get(n, 0) for n in node.all_input_nodes])
-        if any(isinstance(leaf, (_Unknown, slice)) and _has_unknown(leaf) for leaf in leaves):
-            check_values(node, self.region, args, kwargs, UNKNOWN, NUMBER in leaves)
-            return NUMBER if NUMBER in leaves and _is_number(node) else self._recorded(node)
-        check_values(node, self.region, args, kwargs, UNKNOWN, False)
+        self.degrees[node] = degree_of(node, leaves, degrees)
+        by_data = any(leaf is NUMBER for leaf in leaves)
+        check_values(node, self.region, args, kwargs, by_data)
+        if any(isinstance(leaf, Unknown) for leaf in leaves):
+            self.weights[node] = weight_of(node, self.weights)
+            return NUMBER if by_data and _is_number(node, leaves) else self._recorded(node)
         try:
             return self._call(node, args, kwargs)
         except NotImplementedError:
-            return NUMBER if _word(node) in _READS_VALUES else self._recorded(node)
+            return self._by_values(node, args)
         except RuntimeError as error:
             if "meta tensor" not in str(error) and "Meta tensor" not in str(error):
                 raise
-            return NUMBER if _reads_number(node) else self._recorded(node)
+            return self._by_values(node, args)
 
-    def _own(self, node: fx.Node, args: tuple[object, ...]) -> tuple[object] | None:
+    def _by_values(self, node: fx.Node, args: tuple[Any, ...]) -> Any:
+        """The result of a call that needs the values of its tensors."""
+        if _word(node) in SIZING:
+            raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
+        if _word(node) == "tolist" and isinstance(args[0], Tensor):
+            return _listed(tuple(args[0].shape))
+        return NUMBER if _reads_number(node) else self._recorded(node)
+
+    def _own(self, node: fx.Node, leaves: list[object]) -> tuple[object] | None:
         """Of our own functions, in a tuple; None for all others."""
         if node.target in _SKIPPED:
             return (self._recorded(node),)
         if node.target is guards.unpack:
             return (self._recorded(node),)
-        if node.target is guards.check_sizes and any(isinstance(leaf, _Unknown) for leaf in tree_leaves(args)):
+        if node.target is guards.check_sizes and any(isinstance(leaf, Unknown) for leaf in leaves):
             return (None,)
         return None
 
@@ -156,16 +172,43 @@ class _Run:
             return [_made(item, self.limit) for item in info]
         return _made(info, self.limit)
 
-    def _measure(self, node: fx.Node, value: object) -> None:
-        for leaf in tree_leaves(value):
+    def _measure(self, value: object) -> None:
+        for tensor in check_result(value):
+            check_size(tensor, self.limit)
+            self.left -= tensor.numel() * tensor.element_size()
+            if self.left < 0:
+                raise ArchiveError(f"with it, the graph makes more than {IN_ALL} times {self.limit} bytes in all.")
+
+
+def check_size(tensor: Tensor, limit: int) -> None:
+    """Raise an ArchiveError if a tensor is larger than the file gives reason for."""
+    size = tensor.numel() * tensor.element_size()
+    if size > limit:
+        raise ArchiveError(
+            f"it makes a tensor of the shape {tuple(tensor.shape)}, {size} bytes; a file like this may make {limit}, "
+            f"and {IN_ALL} times as much in all."
+        )
+
+
+class _Sizes(TorchDispatchMode):
+    """Looks at all that ops make, inside of functions and modules, too."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.limit = limit
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        made = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
             if isinstance(leaf, Tensor):
-                size = leaf.numel() * leaf.element_size()
-                self.left -= size
-                if size > self.limit or self.left < 0:
-                    raise ArchiveError(
-                        f"it makes a tensor of the shape {tuple(leaf.shape)}, {size} bytes; a file like this may make "
-                        f"{self.limit}, and {IN_ALL} times as much in all."
-                    )
+                check_size(leaf, self.limit)
+        return made
 
 
 _MAKERS = frozenset(
@@ -184,10 +227,18 @@ def _reads_number(node: fx.Node) -> bool:
     return _word(node) in _READS_VALUES or node.target in (int, float, bool, round)
 
 
-def _is_number(node: fx.Node) -> bool:
-    """Whether a node that takes a number read from a tensor gives one."""
-    module = getattr(node.target, "__module__", "")
-    return module in ("_operator", "math", "builtins") and node.meta.get("tensor") is None
+def _is_number(node: fx.Node, leaves: list[object]) -> bool:
+    """Whether a node that takes a number read from a tensor gives one, whatever the file records of it."""
+    if is_python(node):
+        return not any(isinstance(leaf, Tensor) for leaf in leaves)
+    return _word(node).startswith("sym_")
+
+
+def _listed(shape: tuple[int, ...]) -> Any:
+    """What `tolist` gives of a tensor."""
+    if _product(shape) > MOST_PARTS:
+        raise ArchiveError(f"it makes a list of the {_product(shape)} values of a tensor.")
+    return [_listed(shape[1:]) for _ in range(shape[0])] if shape else NUMBER
 
 
 def _is_code(function: object) -> bool:
@@ -200,11 +251,6 @@ def _is_stock(module: nn.Module) -> bool:
     known = stock_classes()
     kinds = {type(part) for part in module.modules() if not isinstance(part, Region)}
     return all(known.get(f"{kind.__module__}.{kind.__qualname__}") is kind for kind in kinds)
-
-
-def _has_unknown(leaf: object) -> bool:
-    parts = (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
-    return any(isinstance(part, _Unknown) for part in parts)
 
 
 def _bare(value: Any) -> Any:

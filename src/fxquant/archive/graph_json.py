@@ -16,6 +16,7 @@ from typing import Any
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
+from fxquant.archive.check_header import reads_as_itself
 from fxquant.archive.language import ATTRIBUTES, aten_op, function_name, functions, methods
 from fxquant.archive.value_json import from_json, to_json
 from fxquant.errors import ArchiveError
@@ -113,18 +114,22 @@ def _check_call(
     form = {"placeholder": _ARGUMENT, "get_attr": _PATH, "call_module": _PATH}.get(str(op))
     if op not in _OPCODES or not isinstance(target, str) or (form is not None and not form.fullmatch(target)):
         raise ArchiveError(f"the graph has a node {op} {str(target)[:60]!r}, which is no name that a graph may hold.")
-    if form is not None and any(keyword.iskeyword(step) for step in target.lstrip("*").split(".")):
+    if form is not None and not all(map(_is_plain_name, target.lstrip("*").split("."))):
         raise ArchiveError(f"the graph has a node {op} {target!r}, which is no name that a graph may hold.")
     if op == "call_method" and target not in methods():
         raise ArchiveError(f"the graph calls the method {target[:60]!r}, which is not one of tensors.")
     for key in kwargs:
-        if not isinstance(key, str) or not key.isidentifier() or keyword.iskeyword(key):
+        if not isinstance(key, str) or not key.isidentifier() or not _is_plain_name(key):
             raise ArchiveError(f"the graph passes an argument {key!r} to {target!r}, which is no name of an argument.")
     if op in ("call_function", "call_method"):
         _check_arguments(target, find_function(target, extra) if op == "call_function" else target, args, kwargs)
     elif op in ("placeholder", "get_attr") and (kwargs or len(args) > (op == "placeholder")):
         raise ArchiveError(f"the graph has a node {op} {target!r} with arguments that it cannot have.")
     _check_plain((args, kwargs))
+
+
+def _is_plain_name(name: str) -> bool:
+    return not keyword.iskeyword(name) and reads_as_itself(name)
 
 
 def _check_arguments(

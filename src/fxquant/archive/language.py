@@ -75,7 +75,7 @@ _MOVES = """
     slice_copy slice_scatter split split_with_sizes squeeze squeeze_copy stack swapaxes swapdims t t_copy take
     take_along_dim tensor_split tile transpose transpose_copy tril triu unbind unbind_copy unflatten unfold fold
     unique unique_consecutive unsqueeze unsqueeze_copy unravel_index view view_as view_copy vsplit vstack numpy_T
-    matrix_H mT mH _unsafe_view diagonal_copy diagonal_scatter _reshape_alias im2col col2im lift_fresh_copy
+    matrix_H mT mH _unsafe_view diagonal_copy diagonal_scatter im2col col2im lift_fresh_copy
     reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
     __getitem__ __setitem__ embedding
 """

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fxquant.archive.check_header import DEEPEST_PATH
 from fxquant.archive.check_weights import check_weights
 from fxquant.archive.code_functions import code_functions
 from fxquant.archive.dry_run import dry_run
@@ -29,7 +30,6 @@ from fxquant.graph.tree import Tree, place_regions, set_tree
 from fxquant.modules.substitute import FORMS
 from fxquant.passes.fill_grids import fill_grids
 
-_DEEPEST = 100  # modules around a module
 _MOST_PATHS = 10**6
 _AGAIN = "Give load the float model that was quantized."
 
@@ -77,7 +77,7 @@ def _check_tree(tree: nn.Module) -> None:
     paths: dict[nn.Module, int] = {}  # how many lead from a module down
 
     def count(module: nn.Module, above: tuple[str, ...]) -> int:
-        if len(above) > _DEEPEST:
+        if len(above) > DEEPEST_PATH:
             raise ArchiveError(f"the module {'.'.join(above)[:80]!r} is inside of itself, or of too many others.")
         if module not in paths:
             children = ((name, child) for name, child in module._modules.items() if child is not None)

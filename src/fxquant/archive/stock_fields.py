@@ -21,6 +21,10 @@ MOST = 2**31 - 1  # of any whole number in a setting
 _BASE = frozenset(nn.Module().__dict__)
 _WITHOUT = (  # made at the first call, or with state that is not plain, or with devices and processes of their own
     *(nn.modules.lazy.LazyModuleMixin, nn.RNNBase, nn.DataParallel, nn.Container),
+    *(
+        nn.CTCLoss,
+        nn.CrossMapLRN2d,
+    ),  # one trusts its labels, the other loops as often as a setting says
 )
 _MORE: dict[str, tuple[type[nn.Module], ...]] = {  # fields that constructors derive
     "transposed": (nn.modules.conv._ConvNd,),
