@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import fxquant as fq
+from fxquant.config_file.command import write_template
+from fxquant.config_file.quantized_model import QuantizedModel
+from fxquant.engines.native.cache import Cache
 from fxquant.files import replacing
+from fxquant.flows.train import save_to
+from fxquant.html_report.page import render
+from fxquant.integers.dump import write_program
+from fxquant.integers.program import Program
+from fxquant.tuning.journal import STATISTICS, TRIALS, Journal
 
 
 def put(path: Path, text: str) -> None:
@@ -81,3 +94,110 @@ def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_device_is_written_to(tmp_path: Path) -> None:
     put(Path("/dev/null"), "x")
     assert not Path("/dev/null").is_file()
+
+
+def test_long_names_of_wide_letters(tmp_path: Path) -> None:
+    put(tmp_path / ("ü" * 120), "x")
+    assert (tmp_path / ("ü" * 120)).read_text() == "x"
+
+
+@contextlib.contextmanager
+def full_disk(room: int = 64) -> Iterator[None]:
+    """Files get no larger than a few bytes, as on a disk without room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def net() -> nn.Module:
+    x = torch.randn(2, 4)
+    return fq.quantize(nn.Sequential(nn.Linear(4, 4)).eval(), [x], engine="reference")
+
+
+def _onnx(net: nn.Module, folder: Path) -> None:
+    ir = pytest.importorskip("onnx_ir")
+    from fxquant.export.onnx.export import _write
+
+    weight = ir.Value(name="w", const_value=ir.tensor(torch.zeros(64).numpy(), name="w"))
+    graph = ir.Graph([], [], nodes=[], initializers=[weight], opset_imports={"": 20})
+    _write(ir.Model(graph, ir_version=10), folder / "net.onnx")
+
+
+def _program(net: nn.Module, folder: Path) -> None:
+    write_program(Program(inputs=(), outputs=(), steps=(), constants={}, notes=("n" * 99,)), folder)
+
+
+def _checkpoint(net: nn.Module, folder: Path) -> None:
+    with replacing(folder / "a.pt", fq.errors.ConfigError) as part:
+        save_to(dict(net.state_dict()), part)
+
+
+def _page(net: nn.Module, folder: Path) -> None:
+    with replacing(folder / "report.html", fq.errors.FxQuantError) as part:
+        part.write_text(render({"title": "x"}), encoding="utf-8")
+
+
+WRITERS: dict[str, Callable[[nn.Module, Path], object]] = {
+    "save": lambda net, folder: fq.save(net, folder / "net.fq"),
+    "export_json": lambda net, folder: fq.export_json(net, folder / "net.json"),
+    "export_pt2": lambda net, folder: fq.export_pt2(net, folder / "net.pt2", (torch.randn(2, 4),)),
+    "fit": lambda net, folder: QuantizedModel(net, {"a": "b" * 99}).save(folder),
+    "onnx": _onnx,
+    "integers": _program,
+    "checkpoint": _checkpoint,
+    "report": _page,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_leaves_all_that_was_there(net: nn.Module, tmp_path: Path, writer: str) -> None:
+    WRITERS[writer](net, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with full_disk(), pytest.raises(fq.errors.FxQuantError, match=f"cannot write .*{tmp_path.name}.*too large"):
+        WRITERS[writer](net, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_full_disk_leaves_no_half_template(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(fq.errors.ConfigError, match="cannot write"):
+        write_template(tmp_path / "conf.yaml", "post_training_static_quant")
+    assert not os.listdir(tmp_path)
+
+
+def test_a_full_disk_leaves_the_workspace_of_a_search(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, {"seed": 1})
+    before = (tmp_path / TRIALS).read_bytes()
+    with full_disk(len(before) + 20), pytest.raises(fq.errors.ConfigError, match="cannot be written"):
+        journal.add({"kind": "trial", "plan": "x" * 99})
+    assert (tmp_path / TRIALS).read_bytes() == before and len(journal.lines) == 1
+    journal.add({"kind": "trial", "plan": "y"})
+    assert [line["kind"] for line in Journal(tmp_path, {"seed": 1}).lines] == ["run", "trial"]
+
+
+def test_a_full_disk_leaves_the_statistics_of_a_search(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, {"seed": 1})
+    prepared = nn.ModuleDict({"statistics": nn.ParameterDict({"a": nn.Parameter(torch.zeros(64))})})
+    journal.save_statistics(prepared)
+    before = (tmp_path / STATISTICS).read_bytes()
+    with full_disk(), pytest.raises(fq.errors.ConfigError, match="cannot write"):
+        journal.save_statistics(prepared)
+    assert (tmp_path / STATISTICS).read_bytes() == before and sorted(os.listdir(tmp_path)) == [STATISTICS, TRIALS]
+
+
+@pytest.mark.parametrize("line", ["5", "[]", '{"a": 1}', "[" * 9000])
+def test_a_workspace_with_lines_of_others(tmp_path: Path, line: str) -> None:
+    (tmp_path / TRIALS).write_text(f"{line}\n")
+    with pytest.raises(fq.errors.ConfigError, match="damaged at byte 0"):
+        Journal(tmp_path, {})
+
+
+def test_a_full_disk_keeps_no_code(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    cache = Cache(tmp_path)
+    with full_disk():
+        cache.store("a" * 64, b"code" * 99)
+    assert not os.listdir(tmp_path) and cache.load("a" * 64) is None

@@ -47,7 +47,7 @@ def replacing(path: str | os.PathLike[str], error: type[FxQuantError]) -> Iterat
 def _part_of(target: Path) -> Iterator[tuple[Path, int]]:
     """An empty file beside the target, which is gone at the end, and the mode that it is to have."""
     _sweep(target)
-    part = target.with_name(f".{target.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    part = target.with_name(f".{_stem(target)}.{os.getpid()}.{secrets.token_hex(4)}.part")
     os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         mode = stat.S_IMODE((target if target.exists() else part).stat().st_mode)
@@ -56,9 +56,14 @@ def _part_of(target: Path) -> Iterator[tuple[Path, int]]:
         part.unlink(missing_ok=True)
 
 
+def _stem(target: Path) -> str:
+    """The beginning of a name, so that what is added fits into the 255 bytes that names have."""
+    return os.fsencode(target.name)[:100].decode(errors="ignore")
+
+
 def _sweep(target: Path) -> None:
     """Remove what processes that were killed left behind."""
-    for part in target.parent.glob(f".{_escaped(target.name[:100])}.*.part"):
+    for part in target.parent.glob(f".{_escaped(_stem(target))}.*.part"):
         pid = part.name.split(".")[-3]
         if pid.isdigit() and not _is_alive(int(pid)):
             with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,11 +42,12 @@ def export_pt2(
     tree = reference_of(model, "export_pt2")
     example = bind(parameters_of(tree), *call_of(example_inputs, example_kwargs, "export_pt2"))
     program = export_program(tree, example, "export_pt2", dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
+    stream = io.BytesIO()  # torch has errors of its own for a full disk
     try:
-        with replacing(file, ConfigError) as part, quiet(), part.open("wb") as stream:
+        with quiet():
             torch.export.save(program, stream)
     except (RuntimeError, ValueError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise failure("export_pt2", error, tree) from error
+    with replacing(file, ConfigError) as part:
+        part.write_bytes(stream.getbuffer())
     return file

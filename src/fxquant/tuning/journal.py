@@ -8,6 +8,7 @@ A line that a killed process left half is dropped. A run goes on only with the s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fxquant.errors import ConfigError
@@ -61,24 +62,25 @@ class Journal:
                 break
             try:
                 found = json.loads(line)
-            except ValueError:
-                raise ConfigError(f"{file} is damaged at byte {whole}. Remove it to start anew.") from None
+            except (ValueError, RecursionError):
+                found = None
+            if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
+                raise ConfigError(f"{file} is damaged at byte {whole}. Remove it to start anew.")
             self.lines.append(found)
             whole += len(line)
         return whole
 
     def add(self, line: Json) -> None:
-        """Append a line, and see it on the disk."""
+        """Append a line, and see it on the disk; one that does not get there as a whole is taken back."""
+        if self.path is not None:
+            try:
+                _append(self.path / TRIALS, f"{json.dumps(line, sort_keys=True)}\n".encode())
+            except OSError as error:
+                raise ConfigError(
+                    f"the workspace {str(self.path)!r} cannot be written: {error.strerror or error}. What was there "
+                    "before is as it was, and the search goes on from it."
+                ) from error
         self.lines.append(line)
-        if self.path is None:
-            return
-        text = json.dumps(line, sort_keys=True) + "\n"
-        handle = os.open(self.path / TRIALS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            os.write(handle, text.encode())
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
     def find(self, kind: str) -> Json | None:
         """The first line of a kind."""
@@ -94,7 +96,7 @@ class Journal:
             return
         kept = {name: value.contiguous() for name, value in _statistics(prepared).items()}
         with replacing(self.path / STATISTICS, ConfigError) as part:
-            save_file(kept, part)
+            part.write_bytes(save(kept))  # save_file has errors of its own for a full disk
 
     def load_statistics(self, prepared: nn.Module) -> bool:
         """Give a prepared model what calibration saw in an earlier run; False if there was none."""
@@ -106,8 +108,26 @@ class Journal:
             raise ConfigError(f"{self.path / STATISTICS} cannot be read: {error}. Remove it.") from error
         if saved.keys() != _statistics(prepared).keys():
             raise ConfigError(f"{self.path / STATISTICS} is of another model. Give another workspace.")
-        prepared.load_state_dict(saved, strict=False)
+        try:
+            prepared.load_state_dict(saved, strict=False)
+        except RuntimeError as error:
+            raise ConfigError(f"{self.path / STATISTICS} does not fit the model: {error}. Remove it.") from error
         return True
+
+
+def _append(file: Path, line: bytes) -> None:
+    handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    end = os.fstat(handle).st_size
+    try:
+        while line:
+            line = line[os.write(handle, line) :]
+        os.fsync(handle)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle, end)
+        raise
+    finally:
+        os.close(handle)
 
 
 def _statistics(prepared: nn.Module) -> dict[str, Tensor]:

@@ -62,9 +62,14 @@ class Cache:
         if directory is None:
             return
         try:
-            with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:  # readable by the user only
-                file.write(_digest(name, code) + b"\n" + code)
-            os.replace(file.name, directory / name)
+            handle, part = tempfile.mkstemp(dir=directory)  # readable by the user only
+            try:
+                with open(handle, "wb") as file:
+                    file.write(_digest(name, code) + b"\n" + code)
+                os.replace(part, directory / name)
+            except OSError:
+                os.unlink(part)
+                raise
         except OSError as error:
             log.info("native code is not kept in %s: %s", directory, error)
             return
