@@ -75,8 +75,9 @@ class Evil:
         return (print, ("run",))
 
 
-def test_a_pickle_with_code_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "test_batch").write_bytes(pickle.dumps({b"data": Evil()}))
+@pytest.mark.parametrize("content", [pickle.dumps({b"data": Evil()}), b"cnumpy.f2py.__main__\ndtype\n."])
+def test_a_pickle_with_code_is_not_run(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_batch").write_bytes(content)
     with pytest.raises(ConfigError, match="no plain data"):
         open_dataset("CIFAR10", _settings("CIFAR10", tmp_path), "here", 0)
     assert capsys.readouterr().out == ""

@@ -120,6 +120,12 @@ def test_aliases_that_stand_for_too_much_are_refused(tmp_path: Path) -> None:
         read_conf(write(tmp_path, "\n".join(lines)))
 
 
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: " + "[" * 3000 + "]" * 3000])
+def test_a_value_inside_of_itself_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="inside of itself"):
+        read_conf(write(tmp_path, text))
+
+
 @pytest.mark.parametrize("text", ["", "just words", "[1, 2]"])
 def test_a_file_without_a_mapping_says_so(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="no mapping"):

@@ -97,6 +97,19 @@ def test_a_second_dump_takes_the_place_of_the_first(plain: tuple[nn.Module, torc
     np.testing.assert_array_equal(fq.integer_reference(folder)(x), other(x).detach().numpy())
 
 
+@pytest.mark.parametrize("scale", ["1e999999999", "1/0", "-1", "x", 5])
+def test_a_dump_with_a_scale_that_is_none_is_refused(
+    plain: tuple[nn.Module, torch.Tensor], tmp_path: Path, scale: object
+) -> None:
+    model, x = plain
+    fq.dump_integers(model, tmp_path, x)
+    found = json.loads((tmp_path / "program.json").read_text())
+    found["inputs"][0]["scale"] = [scale]
+    (tmp_path / "program.json").write_text(json.dumps(found))
+    with pytest.raises(fq.ArchiveError, match="not a dump"):
+        fq.integer_reference(tmp_path)
+
+
 def test_a_dump_that_is_damaged_is_refused(plain: tuple[nn.Module, torch.Tensor], tmp_path: Path) -> None:
     folder = fq.dump_integers(plain[0], tmp_path)
     data = next(folder.glob("*.safetensors"))

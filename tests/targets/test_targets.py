@@ -178,6 +178,7 @@ def test_a_target_goes_to_plain_values_and_back(name: str, tmp_path: Path) -> No
         ("name: x", "missing"),
         ("[1]", "Give a mapping"),
         ("!!python/object/apply:os.getcwd []", "no YAML"),
+        ("base: " + "[" * 3000 + "]" * 3000, "nested too deep"),
     ],
 )
 def test_a_bad_file_says_what_is_wrong(text: str, error: str, tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ def _load(path: Path) -> tuple[dict[str, object], Lines]:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deep, or has a value inside of itself.") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no mapping. It has to have the key 'model'; `fxquant init` writes an example.")
     return content, lines

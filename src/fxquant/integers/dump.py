@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from fxquant.integers.steps import STEPS
 
 FORMAT, VERSION = "fxquant-integers", 1
 _FILE = "program.json"
+_FRACTION = re.compile(r"[0-9]{1,1000}(/[0-9]{1,1000})?")
 
 
 def dump_integers(model: nn.Module, directory: str | os.PathLike[str], example_inputs: object = None) -> Path:
@@ -116,7 +118,7 @@ def load_program(directory: str | os.PathLike[str]) -> Program:
         return _program(found, load(data))
     except OSError as error:
         raise ArchiveError(f"cannot read a dump in {str(folder)!r}: {error.strerror or error}.") from error
-    except (KeyError, TypeError, ValueError, AttributeError, SafetensorError) as error:
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError, SafetensorError) as error:
         raise ArchiveError(f"{str(folder)!r} is not a dump of dump_integers, or is damaged: {error!r}.") from error
 
 
@@ -136,4 +138,11 @@ def _program(found: Json, constants: dict[str, Array]) -> Program:
 
 def _port(found: Json) -> Port:
     rest = {name: value for name, value in found.items() if name != "position"}
-    return Port(**{**rest, "scale": tuple(Fraction(scale) for scale in found["scale"])})
+    return Port(**{**rest, "scale": tuple(_fraction(scale) for scale in found["scale"])})
+
+
+def _fraction(text: str) -> Fraction:
+    """A fraction as `str` writes it: 1e999999999 would be one, too, of as many digits."""
+    if not _FRACTION.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is no scale")
+    return Fraction(text)

@@ -37,12 +37,13 @@ def load_target(path: str | os.PathLike[str]) -> Target:
     """
     file = Path(path)
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return from_plain(yaml.safe_load(file.read_text(encoding="utf-8")), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"load_target cannot read {str(file)!r}: {error}.") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is no YAML: {error}") from None
-    return from_plain(content, str(file))
+    except RecursionError:
+        raise ConfigError(f"{file} is nested too deep, or has a value inside of itself.") from None
 
 
 def find_target(name: str) -> Target:

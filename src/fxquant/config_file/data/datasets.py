@@ -144,11 +144,14 @@ def _planes(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
 class _PlainUnpickler(pickle.Unpickler):
     """Arrays and plain values, and nothing that runs code."""
 
-    _ALLOWED = ("_reconstruct", "ndarray", "dtype", "encode")
+    _ALLOWED = (
+        *(("numpy._core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")),
+        ("_codecs", "encode"),
+    )
 
     def find_class(self, module: str, name: str) -> object:
-        if name in self._ALLOWED and (module.partition(".")[0] == "numpy" or (module, name) == ("_codecs", "encode")):
-            module = module.replace("numpy.core", "numpy._core")
+        module = module.replace("numpy.core", "numpy._core")
+        if (module, name) in self._ALLOWED:
             return super().find_class(module, name)
         raise ConfigError(f"CIFAR: the file has {module}.{name}, which is no plain data. It is not the authors' file.")
 
