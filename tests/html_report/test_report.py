@@ -141,7 +141,7 @@ def test_several_regions(tmp_path: Path) -> None:
 
 def test_names_do_not_become_html(tmp_path: Path) -> None:
     model, data = nn.Sequential(nn.Linear(4, 4)).eval(), [torch.randn(2, 4)]
-    title = "</script><script>alert(1)</script>"
+    title = "</script><script>alert(1)</script>{{code}}{{data}}"
     fq.report(model, fq.quantize(model, data), data, tmp_path / "net.html", seconds=0, most=0, title=title)
     text = (tmp_path / "net.html").read_text()
     assert "alert(1)</script>" not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from importlib.resources import files
 
 from fxquant.files import Json
@@ -29,10 +30,8 @@ def render(data: Json) -> str:
         "data": f'<script id="data" type="application/json">{_as_json(data)}</script>',
         "code": "".join(f"<script>{read(name)}</script>\n" for name in _SCRIPTS),
     }
-    page = read("frame.html")
-    for name, text in parts.items():
-        page = page.replace("{{" + name + "}}", text, 1)
-    return page
+    # in one pass, since the data may have braces, too
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], read("frame.html"))
 
 
 def _as_json(data: Json) -> str:
