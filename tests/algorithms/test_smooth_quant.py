@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -83,3 +85,44 @@ def test_what_others_take_as_well_is_left_alone() -> None:
 def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(fq.ConfigError, match="strength=2"):
         SmoothQuant(strength=2)
+
+
+class Residual(nn.Module):
+    """As in BERT: the output of a layer norm goes to linears and on to a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.query, self.key = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return h * 0.1 + torch.tanh(self.query(h) * 0.2) * torch.sigmoid(self.key(h) * 0.2)
+
+
+@pytest.mark.parametrize("engine", ["reference", "onednn", "native"])
+def test_without_a_strength_norms_are_smoothed_by_trying_also_before_a_residual(engine: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    float_model = Residual().eval()
+    with torch.no_grad():
+        float_model.norm.weight[3], float_model.norm.weight[7] = 60.0, 30.0
+        for linear in (float_model.query, float_model.key):
+            linear.weight[:, [3, 7]] *= 0.02
+    plain, smoothed = (
+        fq.quantize(float_model, DATA, algorithms=each, engine=engine, precision="int8")
+        for each in ((BiasCorrection(),), (SmoothQuant(strength=None), BiasCorrection()))
+    )
+    wanted = float_model(TEST[:8])
+    assert sqnr_db(wanted, smoothed(TEST[:8])) > sqnr_db(wanted, plain(TEST[:8])) + 3.0
+    reasons = {row.path: row.reason for row in fq.explain(smoothed)}
+    assert "of the loss at its output is left" in reasons["query"]
+    assert torch.equal(fq.load(fq.save(smoothed, tmp_path / "net.fq"), engine=engine)(TEST[:8]), smoothed(TEST[:8]))
+
+
+def test_without_a_strength_nothing_is_done_where_it_does_not_pay() -> None:
+    torch.manual_seed(0)
+    float_model = Residual().eval()
+    plain, tried = (
+        fq.quantize(float_model, DATA, algorithms=each, engine="reference", precision="int8")(TEST)
+        for each in ((BiasCorrection(),), (SmoothQuant(strength=None), BiasCorrection()))
+    )
+    assert torch.equal(plain, tried)

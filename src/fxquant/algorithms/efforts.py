@@ -4,7 +4,8 @@ FAST        one pass over the data
 BALANCED    at most three float passes, and a conversion of seconds
 BEST        minutes: blocks are reconstructed one by one
 
-SmoothQuant is in none of them: through a residual it may scale channels by hundreds, which costs more than it gives.
+SmoothQuant is in the last two for layer norms alone, by what it was measured to give: through other weights and
+residuals it may scale channels by hundreds, which costs more than it gives.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fxquant.algorithms.cross_layer_equalization import CrossLayerEqualization
 from fxquant.algorithms.gptq import GPTQ
 from fxquant.algorithms.learned_ranges import LearnedRanges
 from fxquant.algorithms.reconstruction import Reconstruction
+from fxquant.algorithms.smooth_quant import SmoothQuant
 from fxquant.errors import ConfigError
 from fxquant.graph.algorithm import Algorithm
 
@@ -27,11 +29,13 @@ FAST: tuple[Algorithm, ...] = (BiasCorrection(),)
 # 8 bits with a scale per channel lose next to nothing by rounding to the nearest
 BALANCED: tuple[Algorithm, ...] = (
     CrossLayerEqualization(),
+    SmoothQuant(strength=None),
     GPTQ(coarse_only=True),
     BiasCorrection(),
 )
 BEST: tuple[Algorithm, ...] = (
     CrossLayerEqualization(),
+    SmoothQuant(strength=None),
     LearnedRanges(),
     Reconstruction(),
     BiasCorrection(),

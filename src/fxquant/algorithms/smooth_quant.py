@@ -4,7 +4,7 @@
 
 The input is multiplied by s_c and the columns of the weight are divided by it (Xiao et al., 2022). The factor goes into
 what makes the input, a layer norm or a weight; where something else makes it, or takes it as well, the input stays as
-it is, and the Decision of the linear says why.
+it is, and the Decision of the linear says why. Without a strength, smooth_norms.py finds one by trying.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import fx
 from fxquant.algorithms.channel_groups import ChannelGroup, channel_groups
 from fxquant.algorithms.channel_ranges import Ranges, largest_of, ranges_of, watch_ranges
 from fxquant.algorithms.scale_group import columns_of, scale_group
+from fxquant.algorithms.smooth_norms import has_norms, smooth_norms
 from fxquant.algorithms.weighted_op import weighted_ops
 from fxquant.config.spec import Spec
 from fxquant.errors import ConfigError
@@ -27,7 +28,7 @@ from fxquant.graph.notes import note_of, remark
 from fxquant.graph.region import Region
 from fxquant.ops.table import activation_nodes
 from fxquant.passes.candidates import choice_of
-from fxquant.passes.look_again import kept_inputs, look_again
+from fxquant.passes.look_again import kept_inputs, look_again, watch_inputs
 
 _LEAST = 1e-2  # of the largest: what a smaller range counts as
 _WORTH = 1.05  # a factor below that leaves things as they are
@@ -37,24 +38,32 @@ _WORTH = 1.05  # a factor below that leaves things as they are
 class SmoothQuant(Algorithm):
     """Smooth the inputs of linears that are quantized, in static and dynamic mode.
 
-    `strength` says how much of the range goes into the weights: 0 nothing, 1 all of it. Weight-only linears have no use
+    `strength` says how much of the range goes into the weights: 0 nothing, 1 all of it. None tries some on what layer
+    norms give to linears, and takes for each the one that costs least, if any pays. Weight-only linears have no use
     for it, and weights of less than 8 bits no room: they are left as they are.
     """
 
-    strength: float = 0.5
+    strength: float | None = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength <= 1:
+        if self.strength is not None and not 0 <= self.strength <= 1:
             raise ConfigError(f"SmoothQuant(strength={self.strength!r}): expected a number from 0 to 1, such as 0.5.")
 
     def watch(self, region: Region, context: Context) -> Iterable[Watched]:
         linears = [op for op in weighted_ops(region, context) if op.axis == -1 and op.spec.bits >= 8]
         notes = [note_of(op.node) for op in linears]
-        return watch_ranges(region, context) if any(note is not None and any(note.inputs) for note in notes) else ()
+        if not any(note is not None and any(note.inputs) for note in notes):
+            return ()
+        if self.strength is None:
+            return watch_inputs(region) if has_norms(region) else ()
+        return watch_ranges(region, context)
 
     def adapt(self, region: Region, context: Context) -> None:
         linears = [node for node in region.graph.nodes if _is_meant(region, node, context)]
         if not linears or not kept_inputs(region):
+            return
+        if self.strength is None:
+            smooth_norms(region, context, linears)
             return
         ranges, changed = ranges_of(region, context), set[str]()
         by_taker = {node: group for group in channel_groups(region, context) for node in group.takers}
@@ -66,22 +75,23 @@ class SmoothQuant(Algorithm):
                 remark(node, f"input not smoothed: {why}")
             elif group is not None and id(group) not in done:
                 done.add(id(group))
-                changed |= self._smooth(region, group, ranges)
+                changed |= _smooth(region, group, ranges, self.strength)
         look_again(region, changed)
 
-    def _smooth(self, region: Region, group: ChannelGroup, ranges: Ranges) -> set[str]:
-        columns = columns_of(region, [*group.takers]).cpu().float()
-        largest = largest_of(group, ranges)
-        tops = [values.clamp_min(_LEAST * float(values.max()) or 1.0) for values in (largest, columns)]
-        factors = tops[1] ** (1 - self.strength) / tops[0] ** self.strength
-        factors = factors / factors[largest.argmax()]  # the widest channel keeps its range; the others come closer
-        if float(torch.maximum(factors, 1 / factors).max()) < _WORTH:
-            return set()
-        makers = ", ".join(str(node.target) for node in group.makers)
-        for node in group.takers:
-            span = f"{float(factors.min()):.2g} to {float(factors.max()):.2g}"
-            remark(node, f"input smoothed by {span}, in {makers}")
-        return scale_group(region, group, factors)
+
+def _smooth(region: Region, group: ChannelGroup, ranges: Ranges, strength: float) -> set[str]:
+    columns = columns_of(region, [*group.takers]).cpu().float()
+    largest = largest_of(group, ranges)
+    tops = [values.clamp_min(_LEAST * float(values.max()) or 1.0) for values in (largest, columns)]
+    factors = tops[1] ** (1 - strength) / tops[0] ** strength
+    factors = factors / factors[largest.argmax()]  # the widest channel keeps its range; the others come closer
+    if float(torch.maximum(factors, 1 / factors).max()) < _WORTH:
+        return set()
+    makers = ", ".join(str(node.target) for node in group.makers)
+    for node in group.takers:
+        span = f"{float(factors.min()):.2g} to {float(factors.max()):.2g}"
+        remark(node, f"input smoothed by {span}, in {makers}")
+    return scale_group(region, group, factors)
 
 
 def _is_meant(region: Region, node: fx.Node, context: Context) -> bool:
