@@ -240,9 +240,9 @@ def find(region: Region, target: object) -> fx.Node:
         (lambda x: x.exp(), "exp", torch.ops.aten.exp),
         (lambda x: F.log_softmax(x, -1), F.log_softmax, torch.ops.aten.log_softmax),
         (nn.LogSoftmax(-1), "op", torch.ops.aten.log_softmax),
-        (nn.Softplus(), "op", torch.ops.aten.softplus),
+        (nn.Hardshrink(), "op", torch.ops.aten.hardshrink),
     ],
-    ids=("torch", "operator", "method", "functional", "log_softmax", "softplus"),
+    ids=("torch", "operator", "method", "functional", "log_softmax", "hardshrink"),
 )
 @pytest.mark.parametrize("method", METHODS)
 def test_an_op_outside_the_table_is_float_and_not_observed(
@@ -280,11 +280,13 @@ def extended(*rows: Op) -> tuple[OpTable, Callable[[nn.Module, str], Region]]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_row_by_argument_is_recognised(method: str) -> None:
-    row = Op(kind="gelu", role=Role.OWN_RANGE, modules=(nn.Softplus,), functions=(F.softplus,), aten=("softplus",))
+    row = Op(
+        kind="gelu", role=Role.OWN_RANGE, modules=(nn.Hardshrink,), functions=(F.hardshrink,), aten=("hardshrink",)
+    )
     table, prepare = extended(row)
-    assert OPS.of(F.softplus) is None and table.of(F.softplus) is row
+    assert OPS.of(F.hardshrink) is None and table.of(F.hardshrink) is row
     assert table.of(F.gelu) is OPS.by_kind["gelu"]  # the rows before it keep their spellings
-    for op in (F.softplus, nn.Softplus(), torch.ops.aten.softplus.default):
+    for op in (F.hardshrink, nn.Hardshrink(), torch.ops.aten.hardshrink.default):
         region = prepare(Around(op), method)
         found = [d for node in region.graph.nodes if (d := decision_of(node)) is not None and d.kind == "gelu"]
         assert [decision.status for decision in found] == ["int8"]
