@@ -49,7 +49,7 @@ class MeasuredPositions(Algorithm):
             plan_of(region).probe = Probe(calls=tuple(calls), outputs=tuple(outputs), tries=self.tries)
 
 
-def _some(calls: list[Chunk], samples: int) -> list[tuple[Any, ...]]:
+def _some(calls: list[Chunk], samples: int) -> list[tuple[object, ...]]:
     """So many samples: rows of calls with one tensor, else whole calls."""
     found: list[tuple[Any, ...]] = []
     for values in calls:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -35,7 +34,7 @@ def set_origins(graph: fx.Graph, root: nn.Module) -> None:
         node.meta = meta
 
 
-def _scope(stack: Mapping[str, Any], root: nn.Module, paths: Mapping[int, str]) -> Scope:
+def _scope(stack: Mapping[str, tuple[object, type | str]], root: nn.Module, paths: Mapping[int, str]) -> Scope:
     entries: list[tuple[str, str]] = [("", class_name(type(root)))]
     for path, cls in stack.values():
         path = str(path).split("@")[0].removeprefix("L['self'].")

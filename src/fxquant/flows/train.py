@@ -41,7 +41,7 @@ class TrainResult:
 
 def train_qat(
     prepared: nn.Module,
-    data: Iterable[Any],
+    data: Iterable[Sequence[object]],
     loss: Loss = nn.functional.cross_entropy,
     *,
     epochs: int = 2,
@@ -133,7 +133,7 @@ def _cosine(step: int, total: int) -> float:
 class Resumable(Protocol):
     """What a checkpoint can hold: a part of a run that gives its state and takes it back."""
 
-    def state_dict(self) -> Mapping[str, Any]: ...
+    def state_dict(self) -> Mapping[str, object]: ...
 
     def load_state_dict(self, state_dict: Any, /) -> object: ...
 
@@ -175,7 +175,7 @@ class _Run:
         self.history, self.best_state = saved["history"], saved["best_state"]
         torch.set_rng_state(saved["rng"])
 
-    def train_epoch(self, batches: Iterable[Sequence[Any]], loss: Loss) -> Iterator[float]:
+    def train_epoch(self, batches: Iterable[Sequence[object]], loss: Loss) -> Iterator[float]:
         """Take a step with each batch, and give its loss."""
         self.model.train()
         for batch in batches:

@@ -102,16 +102,15 @@ class _Copier:
             return self._copy_object(value, cls)
         return self._share(value, cls)
 
-    def _copy_container(self, value: Any) -> object:
+    def _copy_container(self, value: dict[object, object] | list[object] | collections.deque[object]) -> object:
         made = copy.copy(value)
         self.alive.append(value)
         self.memo[id(value)] = made
-        if isinstance(value, dict):
-            made.clear()
+        made.clear()
+        if isinstance(value, dict) and isinstance(made, dict):
             for key, item in value.items():
                 made[self.copy(key)] = self.copy(item)
-        else:
-            made.clear()
+        elif not isinstance(made, dict):
             made.extend(self.copy(item) for item in value)
         return made
 

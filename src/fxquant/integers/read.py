@@ -137,7 +137,7 @@ def _leaves(at: Mapping[str, object]) -> list[object]:
     return flat
 
 
-def _constant(reader: Reader, node: fx.Node) -> Any:
+def _constant(reader: Reader, node: fx.Node) -> object:
     """What follows from constants alone; sizes do, too, but are not known here."""
 
     def look(value: fx.Node) -> Any:

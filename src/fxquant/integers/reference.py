@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +43,7 @@ class IntegerReference:
         """Where results may differ from the simulation in float; empty if they are equal bit by bit."""
         return self.program.notes
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Array | tuple[Array, ...]:
         """The model's results; one array, or a tuple of them."""
         found = self.run(*(self._integers(port, value) for port, value in self._arguments(args, kwargs)))
         results = tuple(dequantize(port, found[at]) for at, port in enumerate(self.program.outputs))

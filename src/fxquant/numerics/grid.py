@@ -11,7 +11,6 @@ scale itself tells a tensor that has no grid:
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,14 +83,25 @@ class Grid(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """They were compared before."""
 
-    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, object],
+        prefix: str,
+        local_metadata: dict[str, object],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         error = self._misfit(state_dict, prefix)
         if error is not None:
-            args[-1].append(f"{prefix.rstrip('.')}: {error}")
+            error_msgs.append(f"{prefix.rstrip('.')}: {error}")
             return
         if self.axis is not None:
             resize_to_loaded(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
         restore_dtypes(self, {"scale": self.scale.float(), "zero_point": self.zero_point.to(torch.int32)})
 
     def _misfit(self, state_dict: dict[str, object], prefix: str) -> str | None:

@@ -24,7 +24,7 @@ def mean_to_pool(region: Region, context: Context) -> None:
         if node.kwargs.get("dtype") is not None or len(node.args) > 3:
             continue
         made = call(node, F.adaptive_avg_pool2d, operand_of(node), 1, shape=(*before.shape[:2], 1, 1))
-        if setting(node, None, "keepdim", 2, False):
+        if setting(node, None, 2, "keepdim", False):
             replace(node, made, _DONE)
         else:
             note_rewrite(made, _DONE)

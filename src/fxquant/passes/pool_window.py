@@ -12,7 +12,7 @@ from fxquant.passes.read_op import operand_of, setting
 def pool_window(node: fx.Node, op: Op, module: nn.Module | None) -> tuple[int, int] | None:
     """None for other pools, and where sizes are not known."""
     if op.window == "given":
-        return _pair(setting(node, module, "kernel_size", 1))
+        return _pair(setting(node, module, 1, "kernel_size"))
     before, after = tensor_info(operand_of(node)), tensor_info(node)
     if op.window != "parts" or before is None or after is None or len(before.shape) != 4:
         return None

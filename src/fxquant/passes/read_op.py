@@ -22,8 +22,8 @@ def operand_of(node: fx.Node) -> fx.Node:
     return found
 
 
-def setting(node: fx.Node, module: nn.Module | None, name: str, place: int, default: object = None) -> Any:
-    """What an op was given under a name: by its module, by keyword, or at a place among the arguments."""
+def setting(node: fx.Node, module: nn.Module | None, place: int, name: str, default: object = None) -> Any:
+    """What an op was given under a name: by its module, at a place among the arguments, or by keyword."""
     if module is not None:
         return getattr(module, name, default)
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
@@ -31,7 +31,7 @@ def setting(node: fx.Node, module: nn.Module | None, name: str, place: int, defa
 
 def mean_axes(node: fx.Node) -> tuple[int, ...]:
     """The axes over which a mean goes, in order; none where they, or the rank, are not known."""
-    before, axes = tensor_info(operand_of(node)), setting(node, None, "dim", 1)
+    before, axes = tensor_info(operand_of(node)), setting(node, None, 1, "dim")
     axes = (axes,) if isinstance(axes, int) else axes
     if before is None or not isinstance(axes, (tuple, list)) or not all(isinstance(axis, int) for axis in axes):
         return ()

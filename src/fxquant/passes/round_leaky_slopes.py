@@ -17,7 +17,7 @@ _DEFAULT = 0.01  # torch's
 def round_leaky_slopes(region: Region, context: Context) -> None:
     """Round the slopes of leaky relus to k / 256, where the target asks for it."""
     for node, _ in to_rewrite(region, context, "round_leaky_slopes", ("leaky_relu",)):
-        slope = setting(node, module_of(region, node), "negative_slope", 1, _DEFAULT)
+        slope = setting(node, module_of(region, node), 1, "negative_slope", _DEFAULT)
         if not isinstance(slope, (int, float)) or rounded(slope) == slope:
             continue
         text = f"slope {slope:g} as {round(slope * STEPS)}/{STEPS}"

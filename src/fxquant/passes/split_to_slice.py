@@ -22,7 +22,7 @@ def split_to_slice(region: Region, context: Context) -> None:
     """Write splits of channels as slices, where the target asks for it."""
     for node, _ in to_rewrite(region, context, "split_to_slice", ("split",)):
         parts = node.meta.get("tensor")
-        axis = setting(node, None, "dim", 2, 0)
+        axis = setting(node, None, 2, "dim", 0)
         if not _is_known(node) or axis != 1 or not isinstance(parts, tuple):
             continue
         if not all(isinstance(part, TensorInfo) for part in parts) or not all(map(_is_item, node.users)):

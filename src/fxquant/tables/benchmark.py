@@ -6,10 +6,10 @@ import contextlib
 import functools
 import io
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from fxquant.engines.choose import on_engines
 from fxquant.engines.example import example_of
 from fxquant.engines.table import available_engines
 from fxquant.engines.timing import Timing, time_interleaved
-from fxquant.errors import ArchiveError, StageError
+from fxquant.errors import ArchiveError, ConfigError, StageError
 from fxquant.graph.lowering import unlower
 from fxquant.graph.own import copy_model
 from fxquant.graph.region import Stage, regions, runner_of, stage_of
@@ -159,13 +159,19 @@ def _passed_on(model: nn.Module) -> bool:
     return any(runner is not None and runner.told for runner in runners)
 
 
-def _inputs(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _inputs(
+    model: nn.Module,
+    inputs: object,
+    kwargs: Mapping[str, object] | None,
+) -> tuple[tuple[object, ...], dict[str, object]]:
     if inputs is None and kwargs is None:
         return (), example_of(model)
     if isinstance(inputs, Tensor):
-        inputs = (inputs,)
+        return (inputs,), dict(kwargs or {})
     if isinstance(inputs, Mapping):
-        inputs, kwargs = (), {**inputs, **(kwargs or {})}
+        return (), {**inputs, **(kwargs or {})}
+    if inputs is not None and not isinstance(inputs, Iterable):
+        raise ConfigError(f"benchmark: example_inputs is a {type(inputs).__name__}. Give a tensor, a tuple or a dict.")
     return tuple(inputs or ()), dict(kwargs or {})
 
 

@@ -32,7 +32,7 @@ def _is_there(region: Region, node: fx.Node, op: Op, tail: tuple[Op, ...]) -> st
 
 
 def _slope(region: Region, node: fx.Node, op: Op, tail: tuple[Op, ...]) -> str:
-    slope = setting(node, module_of(region, node), "negative_slope", 1, 0.01)
+    slope = setting(node, module_of(region, node), 1, "negative_slope", 0.01)
     return "" if rounded(slope) == slope else f"its slope is {slope:g}"
 
 
@@ -54,7 +54,7 @@ def _mean(region: Region, node: fx.Node, op: Op, tail: tuple[Op, ...]) -> str:
 
 
 def _split(region: Region, node: fx.Node, op: Op, tail: tuple[Op, ...]) -> str:
-    return "it is a split of channels" if setting(node, None, "dim", 2, 0) == 1 else ""
+    return "it is a split of channels" if setting(node, None, 2, "dim", 0) == 1 else ""
 
 
 _FORMS: Mapping[str, tuple[tuple[str, ...], _Look]] = {

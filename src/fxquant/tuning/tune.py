@@ -27,6 +27,7 @@ from fxquant.config.target import Target
 from fxquant.engines.choose import AUTO, check_engine
 from fxquant.engines.table import as_engine
 from fxquant.errors import ConfigError
+from fxquant.files import Json
 from fxquant.flows.calibrate import as_example, calibrate, check_data
 from fxquant.flows.decide import decide
 from fxquant.progress import steps
@@ -121,16 +122,7 @@ def tune(
         higher_is_better=higher_is_better,
         confidence=confidence,
     )
-    run = {
-        "model": fingerprint(model),
-        "engine": AUTO if engine == AUTO else as_engine(engine).name,
-        "target": str(getattr(target, "name", target)),
-        "criterion": criterion,
-        "tolerance": tolerance,
-        "confidence": confidence,
-        "higher": higher_is_better,
-    }
-    journal = Journal(workspace, run)
+    journal = Journal(workspace, _about(model, judge, engine, target))
     data, batches = (None, []) if calibration_data is None else _looked_at(calibration_data)
     if example_inputs is None and example_kwargs is None:
         if not batches:
@@ -198,6 +190,19 @@ def _check(
         )
     if not 0 < confidence < 1:
         raise ConfigError(f"tune(confidence={confidence}): expected a number between 0 and 1.")
+
+
+def _about(model: nn.Module, judge: Judge, engine: AnyEngine | None, target: Target | str | None) -> Json:
+    """What makes a search another one, for its workspace."""
+    return {
+        "model": fingerprint(model),
+        "engine": AUTO if engine == AUTO else as_engine(engine).name,
+        "target": str(getattr(target, "name", target)),
+        "criterion": "relative" if judge.relative else "absolute",
+        "tolerance": judge.tolerance,
+        "confidence": judge.confidence,
+        "higher": judge.higher_is_better,
+    }
 
 
 def _default_rules(target: Target | str | None) -> object:

@@ -7,11 +7,15 @@ import contextlib
 import operator
 import types
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+K = TypeVar("K")
+Slots: TypeAlias = dict[types.MemberDescriptorType, object]
 KEPT = "_tensor_constant"  # begins the names of what a trace adds to its root
 
 
@@ -32,13 +36,13 @@ def _same_items(a: Collection[object], b: Collection[object]) -> bool:
     return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
-def _read_table(table: dict[object, object]) -> dict[object, object]:
+def _read_table(table: dict[K, object]) -> dict[K, object]:
     """What a dict holds, past the methods of its own class: those may make something up, or fail."""
     keys = collections.OrderedDict.keys(table) if isinstance(table, collections.OrderedDict) else dict.keys(table)
     return {key: dict.__getitem__(table, key) for key in keys}
 
 
-def _same_table(table: dict[object, object], state: dict[object, object]) -> bool:
+def _same_table(table: dict[K, object], state: dict[K, object]) -> bool:
     held = table if type(table) is dict else _read_table(table)
     return _same_items(held, state) and _same_items(held.values(), state.values())
 
@@ -88,7 +92,7 @@ def _put_cell(cell: types.CellType, state: tuple[object, ...]) -> None:
         del cell.cell_contents
 
 
-def slots_of(cls: type) -> list[Any]:
+def slots_of(cls: type) -> list[types.MemberDescriptorType]:
     """The slots of a class and of those that it derives from."""
     found = (vars(base).get(name) for base in cls.__mro__ for name in _slot_names(base))
     return [slot for slot in found if isinstance(slot, types.MemberDescriptorType)]
@@ -99,15 +103,15 @@ def _slot_names(base: type) -> Iterator[str]:
     yield from (names,) if isinstance(names, str) else names
 
 
-def _read_slots(value: Any) -> dict[Any, Any]:
-    state = {}
+def _read_slots(value: object) -> Slots:
+    state: Slots = {}
     for slot in slots_of(type(value)):
         with contextlib.suppress(AttributeError):  # not set
             state[slot] = slot.__get__(value)
     return state
 
 
-def _put_slots(value: Any, state: dict[Any, Any]) -> None:
+def _put_slots(value: object, state: Slots) -> None:
     for slot in _read_slots(value):
         if slot not in state:
             slot.__delete__(value)
@@ -122,7 +126,7 @@ def _put_tensor(value: Tensor, state: Tensor) -> None:
         value.copy_(state)
 
 
-def _put_array(value: Any, state: Any) -> None:
+def _put_array(value: NDArray[np.generic], state: NDArray[np.generic]) -> None:
     if value.flags.writeable:
         value[...] = state
 

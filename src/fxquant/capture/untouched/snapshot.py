@@ -175,7 +175,7 @@ class Snapshot:
             self._root, self._roots[id(value)] = root, root
             self._enter(value, type(value))
 
-    def _enter(self, value: Any, cls: type) -> None:
+    def _enter(self, value: object, cls: type) -> None:
         if isinstance(value, nn.Module):  # one that is no submodule
             for module in value.modules():
                 self._enter_module("", module)
@@ -200,7 +200,7 @@ class Snapshot:
             self._reach.enter_module(value)
         elif hasattr(cls, "cache_info") and hasattr(cls, "cache_clear"):
             self._add(value, CACHE)
-            self._visit(value.__wrapped__)
+            self._visit(getattr(value, "__wrapped__", None))
         elif cls.__module__ == "numpy" and cls.__name__ == "ndarray":
             self._add(value, ARRAY)
         elif isinstance(value, (torch.Generator, random.Random)):
@@ -232,7 +232,7 @@ class Snapshot:
         if type(value) is Tensor and dense:
             self._add(value, TENSOR)
 
-    def _add(self, value: Any, kind: Kind) -> None:
+    def _add(self, value: object, kind: Kind) -> None:
         state = kind.take(value)
         self._records.append((value, state, kind, self._root))
         for item in kind.items(state):

@@ -6,8 +6,6 @@ does not know it calls as it is. These take the integers themselves and keep the
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -71,8 +69,17 @@ def qlinear(
 
 
 @qlinear.register_fake
-def _(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=args[4])
+def _(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    other: Tensor | None,
+    bias: Tensor | None,
+    grids: list[float],
+    dtype: torch.dtype,
+    *tail: object,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype)
 
 
 @torch.library.custom_op("fxquant::qconv", mutates_args=())

@@ -18,11 +18,12 @@ from torch import Tensor, fx
 from fxquant.engines.onednn.kernel_modules import Kernel
 from fxquant.engines.onednn.kernels import Grid, dequantize, quantize
 from fxquant.engines.onednn.lower_layout import mark
-from fxquant.engines.onednn.support import clamp_bounds, setting
+from fxquant.engines.onednn.support import clamp_bounds
 from fxquant.engines.read_qdq import grid_of, integers, is_dequantize, only_user, quantize_after
 from fxquant.graph.nodes import tensor_info
 from fxquant.graph.region import Region
 from fxquant.ops.table import Layout, OpTable, activation_nodes
+from fxquant.passes.read_op import setting
 
 # kind -> the function that writes over its input
 IN_PLACE: dict[str, Callable[..., Tensor]] = {
@@ -39,7 +40,12 @@ IN_PLACE: dict[str, Callable[..., Tensor]] = {
 
 
 def finish(
-    sums: Tensor, other: Tensor | None, grid: Grid, tail: str, settings: tuple[object, ...], end: tuple[Any, ...]
+    sums: Tensor,
+    other: Tensor | None,
+    grid: Grid,
+    tail: str,
+    settings: tuple[object, ...],
+    end: tuple[float, int, int, int, torch.dtype],
 ) -> Tensor:
     """quantize(tail(sums + dequantize(other))), written over `sums`."""
     if other is not None:
@@ -100,7 +106,7 @@ def _residual(region: Region, node: fx.Node, ops: OpTable) -> fx.Node | None:
     return add if here is not None and there is not None and here.shape == there.shape else None
 
 
-def _settings(region: Region, node: fx.Node, kind: str) -> tuple[Any, ...]:
+def _settings(region: Region, node: fx.Node, kind: str) -> tuple[float | str | None, ...]:
     """The numbers that an activation has besides its input."""
     module = region.get_submodule(str(node.target)) if node.op == "call_module" else None
     if kind == "clamp":

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from fxquant.engines.onednn.kernel_modules import Tail
 from fxquant.graph.region import Region
 from fxquant.ops.table import OpTable
+from fxquant.passes.read_op import setting as setting
 
 # kind of a unary op -> its name in oneDNN, example arguments, and its formula
 TAILS: dict[str, tuple[str, tuple[float, ...], Callable[[Tensor], Tensor]]] = {
@@ -110,12 +111,6 @@ def tail_of(region: Region, node: fx.Node, ops: OpTable) -> Tail | None:
         approximate = setting(node, module, 1, "approximate", "none")
         return Tail(name=name, algorithm=str(approximate))
     return Tail(name=name)
-
-
-def setting(node: fx.Node, module: nn.Module | None, position: int, name: str, default: object) -> Any:
-    if module is not None:
-        return getattr(module, name)
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
 def clamp_bounds(node: fx.Node, module: nn.Module | None) -> tuple[float | None, float | None]:

@@ -184,16 +184,17 @@ class Tape(TorchDispatchMode):
             self._constant_lines.append(f"{self._constants[line]} : {line}")
         return self._constants[line]
 
-    def _write(self, func: torch._ops.OpOverload[..., object], arguments: list[str], made: Any) -> None:
+    def _write(self, func: torch._ops.OpOverload[..., object], arguments: list[str], made: object) -> None:
         call = f"{func._schema.name}({', '.join(arguments)})"
         results = made if isinstance(made, (list, tuple)) else [made]
-        if not results or not all(isinstance(result, Tensor) for result in results):
+        tensors = [result for result in results if isinstance(result, Tensor)]
+        if not tensors or len(tensors) < len(results):
             raise _Refusal(f"{func} returns something other than tensors")
         if isinstance(made, list) and len(func._schema.returns) == 1:
             parts = self._fresh()
             self._lines.append(f"{parts} : Tensor[] = {call}")
             call = f"prim::ListUnpack({parts})"
-        self._lines.append(f"{_typed([self._name(result) for result in results])} = {call}")
+        self._lines.append(f"{_typed([self._name(tensor) for tensor in tensors])} = {call}")
 
 
 def recording() -> bool:
@@ -201,7 +202,7 @@ def recording() -> bool:
     return isinstance(_get_current_dispatch_mode(), Tape)
 
 
-def _picks_by_number(func: object, args: Any) -> bool:
+def _picks_by_number(func: object, args: tuple[Any, ...]) -> bool:
     """Whether an indexing gives a size that does not depend on values: no index is a mask."""
     if func is not torch.ops.aten.index.Tensor:
         return False

@@ -52,15 +52,26 @@ class QuantizedWeight(nn.Module):
         """The integers of the weight, each in an element of its own; made for the call where they are packed."""
         return self.stored if self.tail is None else unpack(self.stored, self.tail, self.spec.signed)
 
-    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, object],
+        prefix: str,
+        local_metadata: dict[str, object],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         errors = [f"{prefix}{name}: {error}" for name, error in self._misfits(state_dict, prefix)]
         if errors:
-            args[-1].extend(errors)
+            error_msgs.extend(errors)
             return
         given = state_dict.get(f"{prefix}weight")
         if isinstance(given, Tensor) and self._is_wide(given):
             state_dict[f"{prefix}weight"] = pack(given)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def _is_wide(self, given: Tensor) -> bool:
         """Whether a packed weight is given unpacked, by a model that was converted before they were packed."""
@@ -101,7 +112,7 @@ class QuantizedWeight(nn.Module):
         # one view as long as there is the tensor: some caches go by the id of what they are given
         views = self.__dict__.setdefault("_views", {})
         kept, view = views.get(name, (None, None))
-        if kept is not value or view._owner is not self or view.data_ptr() != value.data_ptr():  # tensor.data = ...
+        if kept is not value or not view.is_of(self) or view.data_ptr() != value.data_ptr():  # tensor.data = ...
             view = readable(value, self, name)
             views[name] = value, view
         return view

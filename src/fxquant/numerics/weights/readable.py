@@ -22,6 +22,10 @@ class Readable(Tensor):
     _owner: Any  # QuantizedWeight
     _name: str
 
+    def is_of(self, owner: object) -> bool:
+        """Whether this is a view of that module's tensor."""
+        return self._owner is owner
+
     def __call__(self) -> Tensor:
         if self._name == "bias":
             return self.dequantize()
@@ -64,7 +68,7 @@ class Readable(Tensor):
         return made
 
 
-def readable(tensor: Tensor, owner: object, name: str) -> Tensor:
+def readable(tensor: Tensor, owner: object, name: str) -> Readable:
     """The tensor `name` of a QuantizedWeight for code outside."""
     view = tensor.as_subclass(Readable)
     view._owner, view._name = owner, name
