@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,14 @@ from fxquant.engines.native.arithmetic import Numbers, ending, largest
 from fxquant.engines.native.emit_scaled import scaled_affine
 from fxquant.engines.native.gemm import Gemm, Taps, choose_tile, split_row
 from fxquant.engines.native.groups import Group, Pads, is_handed_in
+from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import pointer
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.values import Grid, View, round_up
 from fxquant.engines.onednn.pairs import may_overflow
 
+Extent: TypeAlias = tuple[int, int, tuple[int, ...]]  # rows, width, strides as `emit_gemm` says
+A = TypeVar("A", bound=np.generic)
 _L1, _L2 = 20000, 131072  # bytes of weights, and of input rows, that stay near
 
 
@@ -126,13 +129,57 @@ def _widen_groups(weight: NDArray[np.int8], groups: int, blocks: list[int]) -> t
     return wide, starts
 
 
+class _Walk(TypedDict):
+    """How a product goes over its rows: those fields of `Gemm`."""
+
+    rows: int
+    width: int
+    last: int
+    in_row: int
+    in_pixel: int
+    out_row: int
+    out_pixel: int
+    other_row: int
+    other_pixel: int
+    blocks: tuple[int, ...]
+    pixels: int
+    chunk: int
+
+
+def _walk(
+    extent: Extent, tile: tuple[tuple[int, ...], int], size: int, machine: Machine, *, near: bool, other: bool
+) -> _Walk:
+    """The walk over an output of elements of `size` bytes. One long row is cut into several of a tile's width."""
+    (rows, width, strides), (blocks, pixels) = extent, tile
+    in_row, in_pixel, out_row, out_pixel, other_row, other_pixel = strides
+    last = width
+    if rows == 1 and width > pixels:
+        pixels, count, last = split_row(width, min(pixels, machine.most_rows(blocks[0])))
+        rows, width, last = count + bool(last), pixels, last or pixels
+        in_row, out_row, other_row = pixels * in_pixel, pixels * out_pixel, pixels * other_pixel
+    return {
+        "rows": rows,
+        "width": width,
+        "last": last,
+        "in_row": in_row,
+        "in_pixel": in_pixel,
+        "out_row": out_row * size,
+        "out_pixel": out_pixel * size,
+        "other_row": other_row * size if other else 0,
+        "other_pixel": other_pixel * size if other else 0,
+        "blocks": blocks,
+        "pixels": pixels,
+        "chunk": 1 if near else max(1, _L2 // max(1, in_row)),
+    }
+
+
 def emit_gemm(
     reader: Reader,
     group: Group,
     made: Numbers,
     views: tuple[View, View | None, View],
     taps: Taps,
-    extent: tuple[int, int, tuple[int, ...]],
+    extent: Extent,
     geometry: Geometry | None,
     border: bool = True,
     place: View | None = None,
@@ -145,41 +192,20 @@ def emit_gemm(
     pairs = _pairs_fit(group, made, x)
     machine = reader.machine.for_pairs(pairs)
     end = ending(reader, group, made, other, out.grid)
-    rows, width, strides = extent
     outputs, ky, kx, inputs = made.weight.shape
     channels = round_up(outputs)
-    groups = geometry.groups if geometry is not None else 1
     extra = (1.5 if other is not None else 0.0) + (8.0 if end.spec.act is not None else 0.0)
-    blocks, pixels = choose_tile(channels, width, taps, extra, machine)
+    tile = choose_tile(channels, extent[1], taps, extra, machine)
     weight, offsets = _padded(made.weight, channels), None
-    if groups > 1:
+    if geometry is not None and geometry.groups > 1:
         grain = max(1, 16 // machine.floats)
-        blocks = (grain,) * (channels // (grain * machine.floats))
-        pixels = machine.most_rows(grain)
-        weight, offsets = _widen_groups(made.weight, groups, [grain * machine.floats] * len(blocks))
+        tile = (grain,) * (channels // (grain * machine.floats)), machine.most_rows(grain)
+        weight, offsets = _widen_groups(made.weight, geometry.groups, [grain * machine.floats] * len(tile[0]))
         taps = replace(taps, length=weight.shape[3])
-    last = width
-    size = end.spec.out_bytes
-    in_row, in_pixel, out_row, out_pixel, other_row, other_pixel = strides
-    if rows == 1 and width > pixels:
-        pixels, count, last = split_row(width, min(pixels, machine.most_rows(blocks[0])))
-        rows, width, last = count + bool(last), pixels, last or pixels
-        in_row, out_row, other_row = pixels * in_pixel, pixels * out_pixel, pixels * other_pixel
     near = taps.count * taps.quads * 4 * channels * machine.weight_bytes <= _L1
     spec = Gemm(
         taps=taps,
-        rows=rows,
-        width=width,
-        last=last,
-        in_row=in_row,
-        in_pixel=in_pixel,
-        out_row=out_row * size,
-        out_pixel=out_pixel * size,
-        other_row=other_row * size if other is not None else 0,
-        other_pixel=other_pixel * size if other is not None else 0,
-        blocks=blocks,
-        pixels=pixels,
-        chunk=1 if near else max(1, _L2 // max(1, in_row)),
+        **_walk(extent, tile, end.spec.out_bytes, machine, near=near, other=other is not None),
         moved=offsets is not None,
         finish=end.spec,
         pairs=pairs,
@@ -200,8 +226,8 @@ def emit_gemm(
         (pointer(x), packed, params, pointer(out), pointer(other) if other is not None else params),
         [*reads, *((other,) if other is not None else ())],
         out,
-        rows=rows,
-        blocks=len(blocks),
+        rows=spec.rows,
+        blocks=len(spec.blocks),
         label=f"{shown} {'x'.join(map(str, x.shape))} -> {outputs}{_suffix(group)}",
         macs=out.numel * ky * kx * inputs,
         single=out.numel == outputs,
@@ -219,7 +245,7 @@ def _suffix(group: Group) -> str:
     return (" + add" if group.other is not None else "") + (f" {group.act.kind}" if group.act is not None else "")
 
 
-def _padded(array: NDArray[Any], channels: int) -> NDArray[Any]:
+def _padded(array: NDArray[A], channels: int) -> NDArray[A]:
     """An array with zeros for the channels that are not there."""
     made = np.zeros((channels, *array.shape[1:]), array.dtype)
     made[: len(array)] = array

@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -35,6 +35,10 @@ _WORTH_THREADS = 10_000_000  # products, below which waking threads takes longer
 PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 4, ctypes.c_void_p)
 
 
+Env: TypeAlias = dict[fx.Node, Any]  # what nodes gave so far in a run
+Slots: TypeAlias = "ctypes.Array[ctypes.c_void_p]"  # where the inputs and outputs of a segment are
+
+
 def aligned(size: int) -> Bytes:
     """Memory that begins at a multiple of 64 bytes."""
     raw = np.empty(size + 64, np.uint8)
@@ -42,7 +46,7 @@ def aligned(size: int) -> Bytes:
     return raw[start : start + size]
 
 
-def _plain(value: Any, env: dict[fx.Node, Any]) -> Any:
+def _plain(value: Any, env: Env) -> Any:
     """The argument of an output node with the values of its nodes, in containers that are not fx's."""
     if isinstance(value, fx.Node):
         return env[value]
@@ -58,7 +62,7 @@ def _plain(value: Any, env: dict[fx.Node, Any]) -> Any:
     return value
 
 
-def _pairs(spec: Any, value: Any) -> Iterator[tuple[fx.Node, Tensor]]:
+def _pairs(spec: object, value: Any) -> Iterator[tuple[fx.Node, Tensor]]:
     """The nodes in the argument of an output node, with the tensors that they are in a result."""
     if isinstance(spec, fx.Node):
         if isinstance(value, Tensor):
@@ -181,7 +185,7 @@ class Program:
         there = max(read, batch * self.single / rate) + 1.1 * batch * rest / rate + _CALL * calls
         return here < there
 
-    def lay_out(self, expected: Any) -> None:
+    def lay_out(self, expected: object) -> None:
         """Let results lie in memory as those of the graph, of which this is one."""
         orders = {node: order_of(value) for node, value in _pairs(self.output.args[0], expected)}
         self.set_orders([orders.get(result.node, ()) for each in self.results.values() for result in each])
@@ -208,7 +212,7 @@ class Program:
                 wanted.update(() if reads_size(node) else node.all_input_nodes)
                 self.checks.insert(0, node)
 
-    def _check(self, env: dict[fx.Node, Any], batch: int) -> None:
+    def _check(self, env: Env, batch: int) -> None:
         for node in self.checks:
             try:
                 env[node] = self.call(node, env, batch)
@@ -217,9 +221,9 @@ class Program:
         if len(self.checked) < _MOST_CHECKED:
             self.checked.add(batch)
 
-    def run(self, inputs: Sequence[Any], batch: int) -> Any:
+    def run(self, inputs: Sequence[object], batch: int) -> object:
         """What the graph returns for the values of its placeholders."""
-        env: dict[fx.Node, Any] = dict(zip(self.placeholders, inputs, strict=True))
+        env: Env = dict(zip(self.placeholders, inputs, strict=True))
         if self.fixed:
             env.update(self.fixed)
         slots = self._slot_array()
@@ -247,7 +251,9 @@ class Program:
             env[node] = env[node].clone()  # whoever gets it may write to it
         return _plain(self.output.args[0], env)
 
-    def _run_segment(self, level: int, arenas: list[_Arena], memory: tuple[Any, Any], batch: int, threads: int) -> None:
+    def _run_segment(
+        self, level: int, arenas: list[_Arena], memory: tuple[Bytes | None, Slots], batch: int, threads: int
+    ) -> None:
         """One segment for all samples: threads take samples each, and do the rest together."""
         kept, slots = memory
         fixed = (
@@ -283,7 +289,7 @@ class Program:
                 return self._free.pop()
         return _Arena(self.plan.arena)
 
-    def hand_over(self, level: int, env: dict[fx.Node, Any], slots: Any, batch: int) -> list[Tensor]:
+    def hand_over(self, level: int, env: Env, slots: Slots, batch: int) -> list[Tensor]:
         """Fill the slots of a segment: inputs as they are, outputs as new tensors, which are put into `env`."""
         alive = []
         for slot, made in self.imports[level]:
@@ -302,7 +308,7 @@ class Program:
             alive.append(tensor)
         return alive
 
-    def call(self, node: fx.Node, env: dict[fx.Node, Any], batch: int = 0) -> Any:
+    def call(self, node: fx.Node, env: Env, batch: int = 0) -> object:
         """Run one of Python's nodes."""
         if node.op == "get_attr":
             return get_attr(self.region, str(node.target))

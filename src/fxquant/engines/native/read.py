@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import fx
 
@@ -59,7 +58,7 @@ HANDLERS: dict[str, Handler] = {
 }
 
 
-def read(region: Region, graph: fx.Graph, inputs: Sequence[Any], machine: Machine) -> Reader:
+def read(region: Region, graph: fx.Graph, inputs: Sequence[object], machine: Machine) -> Reader:
     """Read the whole graph, for inputs of these sizes (but for the batch)."""
     shapes, sizes = find_shapes(region, graph, inputs)
     reader = Reader(region=region, graph=graph, shapes=shapes, machine=machine, sizes=sizes)

@@ -70,7 +70,7 @@ def _stands_for(reader: Reader, value: Value, source: fx.Node) -> tuple[View, Te
     return view, stand_in(view)
 
 
-def _value(view: View, tensor: Any) -> View | Moved | None:
+def _value(view: View, tensor: object) -> View | Moved | None:
     """What a tensor stands for that was made of a view's stand-in."""
     found = read_back(view, tensor)
     if found is None and isinstance(tensor, Tensor) and (axis := batch_axis(tensor)) is not None:

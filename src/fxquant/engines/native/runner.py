@@ -116,7 +116,7 @@ class NativeRunner(Runner):
         )
         return True
 
-    def __call__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if torch_compat.is_traced():
             self.write_down()
         if self.failed:
@@ -151,16 +151,21 @@ class NativeRunner(Runner):
         return self._run(region, program, inputs, args, kwargs)
 
     def _run(
-        self, region: Region, program: Program, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        self,
+        region: Region,
+        program: Program,
+        inputs: list[object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> object:
         try:
             return _finish(program, inputs)
         except Unread as error:  # sizes that follow from values
             return self._pass_on(region, args, kwargs, "for some inputs", str(error))
 
     def _without(
-        self, region: Region, key: Key, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        self, region: Region, key: Key, inputs: list[object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         """A call without a program. The first size gets one at once, others when they came often enough."""
         with self._lock:
             if key not in self.refused and unknown_code(region):
@@ -182,7 +187,9 @@ class NativeRunner(Runner):
             self.refused.clear()
         return count >= 2 << min(self.dropped, 20)
 
-    def _first(self, region: Region, key: Key, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _first(
+        self, region: Region, key: Key, inputs: list[object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         """Make the program for a size, run it, and compare it with the graph, unless that was done before."""
         graph = plain_graph(region)
         text = str(graph)  # reading it folds numbers into it
@@ -216,20 +223,20 @@ class NativeRunner(Runner):
         self.keep(key, made)
         return found if whole else self._onednn(region, args, kwargs)
 
-    def _attempt(self, region: Region, graph: fx.Graph, inputs: list[Any]) -> Program | Exception:
+    def _attempt(self, region: Region, graph: fx.Graph, inputs: list[object]) -> Program | Exception:
         try:
             return self.make(region, graph, inputs)
         except Exception as error:
             return error
 
     def _refuse(
-        self, region: Region, key: Key, why: str, level: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        self, region: Region, key: Key, why: str, level: int, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         self.refused[key] = why
         self._tell(region, "for inputs of some sizes", why, level)
         return self._onednn(region, args, kwargs)
 
-    def make(self, region: Region, graph: fx.Graph, inputs: Sequence[Any]) -> Program:
+    def make(self, region: Region, graph: fx.Graph, inputs: Sequence[object]) -> Program:
         """A program for inputs of these sizes."""
         reader = read(region, graph, inputs, self.machine)
         if not reader.ops or not any(op.macs for op in reader.ops):
@@ -252,12 +259,14 @@ class NativeRunner(Runner):
             self.known.pop(self.programs.popitem(last=False)[0], None)
             self.dropped += 1
 
-    def _pass_on(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], when: str, why: str = "") -> Any:
+    def _pass_on(
+        self, region: Region, args: tuple[object, ...], kwargs: dict[str, object], when: str, why: str = ""
+    ) -> object:
         if when not in self.told:
             self._tell(region, when, why)
         return self._onednn(region, args, kwargs)
 
-    def _onednn(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _onednn(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the lowered graph."""
         return self.lowered(region, args, kwargs)
 
@@ -280,19 +289,19 @@ def _left(reader: Reader) -> list[fx.Node]:
     return [node for node in reader.reasons if isinstance(reader.shapes.get(node), Shape) and not reads_size(node)]
 
 
-def _wants_gradient(value: Any) -> bool:
+def _wants_gradient(value: object) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _batch_of(inputs: list[Any]) -> int:
+def _batch_of(inputs: list[object]) -> int:
     return next(value.shape[0] for value in inputs if isinstance(value, Tensor))
 
 
-def _first_sample(inputs: list[Any]) -> list[Any]:
+def _first_sample(inputs: list[object]) -> list[object]:
     return [value[:1] if isinstance(value, Tensor) else value for value in inputs]
 
 
-def _finish(program: Program, inputs: list[Any]) -> Any:
+def _finish(program: Program, inputs: list[object]) -> object:
     if torch.is_grad_enabled():
         with torch.no_grad():
             made = program.run(inputs, _batch_of(inputs))
@@ -301,24 +310,24 @@ def _finish(program: Program, inputs: list[Any]) -> Any:
     return _returned(program.graph, made)
 
 
-def _interpret(region: Region, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
+def _interpret(region: Region, graph: fx.Graph, inputs: Sequence[object]) -> object:
     """What the QDQ graph itself returns."""
     return _returned(graph, _run_plain(region, graph, inputs))
 
 
-def _run_plain(region: Region, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
+def _run_plain(region: Region, graph: fx.Graph, inputs: Sequence[object]) -> object:
     with torch.no_grad():
         return fx.Interpreter(region, graph=graph).run(*inputs, enable_io_processing=False)
 
 
-def _returned(graph: fx.Graph, made: Any) -> Any:
+def _returned(graph: fx.Graph, made: object) -> object:
     codegen = graph._codegen
     return codegen.process_outputs(made) if isinstance(codegen, fx.graph._PyTreeCodeGen) else made
 
 
 def bind(
-    region: Region, placeholders: list[fx.Node], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Any] | None:
+    region: Region, placeholders: list[fx.Node], args: tuple[object, ...], kwargs: dict[str, object]
+) -> list[object] | None:
     """The values of the placeholders for a call; None if it does not fit."""
     if not kwargs and len(args) == len(placeholders) and type(region.graph._codegen) is fx.graph.CodeGen:
         return list(args)
@@ -343,7 +352,7 @@ def bind(
     return None if rest else given
 
 
-def key_of(inputs: Sequence[Any]) -> Key | None:
+def key_of(inputs: Sequence[object]) -> Key | None:
     """What a program depends on; None if there is none for such inputs."""
     key: list[Any] = []
     batch = -1
@@ -362,7 +371,7 @@ def key_of(inputs: Sequence[Any]) -> Key | None:
     return tuple(key) if batch > 0 else None
 
 
-def _form(key: Key) -> list[Any]:
+def _form(key: Key) -> list[object]:
     """A key without the sizes: dtypes and numbers of dimensions."""
     return [(part[0], len(part[1])) if isinstance(part[0], torch.dtype) else part for part in key]
 

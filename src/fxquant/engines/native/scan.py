@@ -86,7 +86,7 @@ def read_step(region: Region, graph: fx.Graph, machine: Machine) -> _Step:
     return _grid(x, state, kind, (weight, scale, bias), machine)
 
 
-def _item(node: Any) -> tuple[Any, int | None]:
+def _item(node: object) -> tuple[Any, int | None]:
     """(source, index) of an item, or the node itself."""
     if isinstance(node, fx.Node) and node.target is operator.getitem:
         return node.args[0], int(node.args[1])  # type: ignore[arg-type]
