@@ -81,12 +81,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=20000)
     parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--engines", default="onednn,native,onnxruntime,openvino")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     given = inputs()
     failed = False
-    for engine in ("onednn", "native", "onnxruntime", "openvino"):
+    for engine in asked.engines.split(","):
         try:
             model = fq.quantize(Net().eval(), [given[2, 16]], engine=engine)  # type: ignore[arg-type]
         except fq.errors.ConfigError as error:
