@@ -126,3 +126,19 @@ def test_without_a_strength_nothing_is_done_where_it_does_not_pay() -> None:
         for each in ((BiasCorrection(),), (SmoothQuant(strength=None), BiasCorrection()))
     )
     assert torch.equal(plain, tried)
+
+
+def test_a_norm_whose_output_is_changed_in_place_is_left_alone() -> None:
+    class Changed(Residual):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.norm(x)
+            h.mul_(2.0)
+            return h + self.query(h)
+
+    torch.manual_seed(0)
+    float_model = Changed().eval()
+    with torch.no_grad():
+        float_model.norm.weight[3] = 60.0
+        float_model.query.weight[:, 3] *= 0.02
+    made = fq.quantize(float_model, DATA, algorithms=(SmoothQuant(strength=None),), engine="reference")
+    assert sqnr_db(float_model(TEST), made(TEST)) > 20

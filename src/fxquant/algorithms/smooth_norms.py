@@ -80,7 +80,9 @@ def _groups(region: Region, context: Context, linears: Sequence[fx.Node]) -> dic
         op = context.ops.of_node(node, region)
         source = activation_nodes(node, op)[0] if op is not None else node
         weight = region.get_submodule(str(node.target)).weight
-        if _is_norm(region, source) and calls[str(node.target)] == 1 and owners[id(weight)] == 1:
+        if not _is_norm(region, source) or source.meta.get("mutated") or _specs(node)[0].granularity != "per_tensor":
+            continue
+        if calls[str(node.target)] == 1 and owners[id(weight)] == 1:
             found.setdefault(source, []).append(node)
     return found
 
