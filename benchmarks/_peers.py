@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import fxquant as fq
+from fxquant.targets.cpu import cpu
 
 Forward = Callable[[Tensor], Tensor]
 _WEIGHTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -137,11 +138,16 @@ def onnxruntime_file(model: nn.Module, batches: Sequence[Tensor], method: str = 
         return Path(int8).read_bytes()
 
 
-def onnxruntime_runner(file: bytes, threads: int = 0) -> Forward:
-    """A session on the file; 0 threads leaves the number to the runtime."""
+def onnxruntime_runner(file: bytes, threads: int = 0, *, exact: bool = False) -> Forward:
+    """A session on the file; 0 threads leaves the number to the runtime.
+
+    `exact` is for accuracy: without VNNI its int8 kernels lose sums that leave 16 bits, so the file runs in float.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
+    if exact and not cpu().vnni:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors
     session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
@@ -160,16 +166,34 @@ def nncf_static(model: nn.Module, batches: Sequence[Tensor]) -> object:
     return nncf.quantize(converted, data, subset_size=len(batches), model_type=kind)
 
 
-def openvino_runner(model: object, threads: int) -> Forward:
+def nncf_sentences(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> object:
+    """The same for an encoder of (ids, mask), with NNCF's hint that it is a transformer."""
+    import nncf
+    import openvino as ov
+
+    shapes = [list(each.shape) for each in batches[0]]
+    converted = ov.convert_model(model, example_input=batches[0], input=shapes)
+    data = nncf.Dataset([tuple(each.numpy() for each in batch) for batch in batches])
+    return nncf.quantize(converted, data, subset_size=len(batches), model_type=nncf.ModelType.TRANSFORMER)
+
+
+def openvino_runner(model: object, threads: int, *, exact: bool = False) -> Callable[..., Tensor]:
+    """`exact` as for ONNX Runtime: without VNNI, grids are simulated in float."""
     import openvino as ov
 
     settings = {
+        **({"LP_TRANSFORMS_MODE": False} if exact and not cpu().vnni else {}),
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": "f32",
     }
     request = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
-    return lambda x: torch.from_numpy(request.infer([x.numpy()], share_inputs=True, share_outputs=False).to_tuple()[0])
+
+    def forward(*inputs: Tensor) -> Tensor:
+        made = request.infer([each.numpy() for each in inputs], share_inputs=True, share_outputs=False)
+        return torch.from_numpy(made.to_tuple()[0])
+
+    return forward
 
 
 class _Reader:
