@@ -41,8 +41,8 @@ BARS = (
 )
 HEAD = """# Results of recipes
 
-`python benchmarks/recipes.py --data DIR` measures these rows and writes this file; recipes are those of `examples/`.
-Pictures that scores come from took no part in any choice: learning rates were chosen on held-out training pictures.
+`python benchmarks/recipes.py --data DIR` measures these rows and writes this file; the detector's recipe is that of
+`examples/detection.py`. Where training has several recipes or states to choose among, held-out training pictures do.
 
 - CIFAR-10: 512 pictures for calibration, 5,000 for training (1,000 of them held out), 2,000 test pictures.
 - COCO: 64 and 126 pictures of train2017, 128 of val2017, mAP@0.5:0.95 by pycocotools.
