@@ -35,7 +35,7 @@ _GEOMETRY = (("stride", 1), ("dilation", 1), ("groups", 1), ("padding", 0), ("ou
 
 
 def check_values(
-    node: fx.Node, region: Region, args: tuple[Any, ...], kwargs: Mapping[str, Any], by_data: bool
+    node: fx.Node, region: Region, args: tuple[object, ...], kwargs: Mapping[str, object], by_data: bool
 ) -> None:
     """Raise an ArchiveError if a call has arguments that torch would trust."""
     word = _word(node)
@@ -105,7 +105,7 @@ def _check_geometry(params: tuple[str, ...], args: tuple[object, ...], kwargs: M
             raise ArchiveError(f"a convolution of {channels} channels has a bias of the shape {tuple(bias.shape)}.")
 
 
-def _check_norm(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _check_norm(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Torch's op reads, and writes, as many numbers as there are channels, however many there are."""
     x = args[0] if args else None
     channels = x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else None
@@ -114,7 +114,7 @@ def _check_norm(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             raise ArchiveError(f"a batch norm of {channels} channels has a tensor of another shape.")
 
 
-def _check_scales(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _check_scales(op: torch._ops.OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Torch reads the pixels that the scales say, which are to be those of the sizes."""
     given = {**dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)), **kwargs}
     x, sizes = next(iter(given.values()), None), given.get("output_size")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ def is_python(node: fx.Node) -> bool:
     return module in ("_operator", "math", "builtins", "collections")
 
 
-def leaves_of(value: object) -> list[Any]:
+def leaves_of(value: object) -> list[object]:
     """What is inside of containers, ends of slices included; an ArchiveError if it is more than they may hold."""
     found: list[Any] = []
     todo: list[Iterator[Any]] = [iter((value,))]
@@ -85,7 +85,7 @@ def _inside(value: object) -> tuple[object, ...] | list[object] | None:
     return None
 
 
-def check_receiver(node: fx.Node, args: tuple[Any, ...]) -> None:
+def check_receiver(node: fx.Node, args: tuple[object, ...]) -> None:
     """Methods are those of tensors. Numbers, texts and lists have some of the same names, which do other things."""
     if node.op == "call_method":
         receiver, name = args[0], str(node.target)
@@ -99,7 +99,9 @@ def check_receiver(node: fx.Node, args: tuple[Any, ...]) -> None:
         raise ArchiveError(f"it calls {name!r} of a {type(receiver).__name__}, which is no tensor.")
 
 
-def check_values_of_python(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], degrees: list[int]) -> None:
+def check_values_of_python(
+    node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object], degrees: list[int]
+) -> None:
     """Raise an ArchiveError for a call that goes through a large tensor, computes with texts, or repeats a list."""
     if node.target in _GOES_THROUGH or (node.target is guards.check_same and args[1:2] == ("keys",)):
         for leaf in args:
@@ -116,7 +118,7 @@ def check_values_of_python(node: fx.Node, args: tuple[Any, ...], kwargs: dict[st
         _check_repeated(node, args, degrees)
 
 
-def _without_key(node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _without_key(node: fx.Node, args: tuple[object, ...]) -> tuple[object, ...]:
     """The arguments without the name of an item or an attribute."""
     named = node.target in (getattr, operator.getitem, operator.setitem) and len(args) > 1 and isinstance(args[1], str)
     return (args[0], *args[2:]) if named else args

@@ -124,7 +124,7 @@ class _Run:
                 raise
             return self._by_values(node, args)
 
-    def _by_values(self, node: fx.Node, args: tuple[Any, ...]) -> Any:
+    def _by_values(self, node: fx.Node, args: tuple[object, ...]) -> object:
         """The result of a call that needs the values of its tensors."""
         if _word(node) in SIZING:
             raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
@@ -234,7 +234,7 @@ def _is_number(node: fx.Node, leaves: list[object]) -> bool:
     return _word(node).startswith("sym_")
 
 
-def _listed(shape: tuple[int, ...]) -> Any:
+def _listed(shape: tuple[int, ...]) -> object:
     """What `tolist` gives of a tensor."""
     if _product(shape) > MOST_PARTS:
         raise ArchiveError(f"it makes a list of the {_product(shape)} values of a tensor.")

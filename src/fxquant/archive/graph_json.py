@@ -48,7 +48,7 @@ def find_function(name: str, extra: dict[str, Callable[..., object]]) -> Callabl
     return found
 
 
-def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., object]]) -> list[list[Any]]:
+def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., object]]) -> list[list[object]]:
     """The rows of a graph as JSON values."""
     rows = []
     names = {id(function): name for name, function in extra.items()}

@@ -83,7 +83,7 @@ def _encode_target(node: fx.Node) -> object:
     return name if found is node.target or found == node.target else node.target
 
 
-def resolve_function(name: str) -> Any:
+def resolve_function(name: str) -> object:
     """The function with a qualified name such as `torch.nn.functional.relu` or `torch.ops.aten.add.Tensor`."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):

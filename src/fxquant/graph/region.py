@@ -330,9 +330,9 @@ def _notice(region: Region) -> None:
         lowering.runner.write_down()
 
 
-def _noticed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _noticed(forward: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(forward)
-    def run(self: Region, *args: object, **kwargs: object) -> Any:
+    def run(self: Region, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_exporting():
             _notice(self)
         return forward(self, *args, **kwargs)
