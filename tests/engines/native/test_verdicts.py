@@ -14,6 +14,8 @@ from fxquant.graph.region import Region, engine_of
 
 pytest.importorskip("llvmlite")
 
+from fxquant.engines.native.cache import Cache
+
 
 def test_what_agreed_is_not_compared_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
@@ -40,3 +42,12 @@ def test_what_agreed_is_not_compared_again(tmp_path: Path, monkeypatch: pytest.M
     prepared = fq.calibrate(fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,)), [x])
     fq.convert_fx(prepared, engine=fq.Native(cache=tmp_path))
     assert len(compared) == 2
+
+
+def test_entries_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxquant.engines.native.cache._MOST_ENTRIES", 3)
+    cache = Cache(tmp_path / "code")
+    for index in range(5):
+        cache.store(f"{index}", b"[]")
+    assert len([*(tmp_path / "code").iterdir()]) == 3
+    assert cache.load("4") == b"[]" and cache.load("0") is None

@@ -19,7 +19,7 @@ from fxquant.engines.native.machine import Machine
 
 log = logging.getLogger("fxquant")
 
-_MOST_BYTES = 256 * 2**20
+_MOST_BYTES, _MOST_ENTRIES = 256 * 2**20, 2048
 
 
 def default_directory() -> Path:
@@ -96,13 +96,13 @@ class Cache:
             with contextlib.suppress(OSError):
                 state = path.stat()
                 found.append((state.st_mtime, state.st_size, path))
-        total = sum(size for _, size, _ in found)
+        total, count = sum(size for _, size, _ in found), len(found)
         for _, size, path in sorted(found):
-            if total <= _MOST_BYTES:
+            if total <= _MOST_BYTES and count <= _MOST_ENTRIES:
                 break
             with contextlib.suppress(OSError):
                 path.unlink()
-            total -= size
+            total, count = total - size, count - 1
 
 
 def _digest(name: str, code: bytes) -> bytes:
