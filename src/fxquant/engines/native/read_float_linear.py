@@ -19,6 +19,8 @@ from fxquant.engines.native.weight_only import WeightOnly, choose_blocks
 from fxquant.engines.read_qdq import weight_holder
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 
+_FEW = 8  # rows, up to which the bytes of a weight are what costs; for more of them, halves are taken apart beforehand
+
 
 def read_float_linear(reader: Reader, group: Group) -> View:
     """Emit the kernel of a linear, with its activation."""
@@ -39,7 +41,7 @@ def read_float_linear(reader: Reader, group: Group) -> View:
         in_row=4 * _row_step(x),
         out_row=4 * _row_step(out),
         blocks=choose_blocks(round_up(outputs), rows, reader.machine),
-        bits=bits,
+        bits=bits if rows <= _FEW else 8,
         group=size,
         act=group.act,
     )

@@ -1,7 +1,7 @@
 """Linear of floats with integer weights, which become floats on their way into registers.
 
     out[m, n] = act(sum over k of x[m, k] * w[n, k] * scale[n] + bias[n])     a scale for each row of the weight
-                act(sum over k of x[m, k] * (w[n, k] * scale[n, k / group]) + bias[n])          or for each group
+                act(sum over groups of (sum over k of x[m, k] * w[n, k]) * scale[n, group] + bias[n])  or for each group
 
 A tile is some rows of x times `vectors` of channels. Few rows read a weight once, and its bytes are what costs; many
 rows share what it takes to make it a float.
@@ -123,27 +123,27 @@ def _tile(k: Kernel, spec: WeightOnly, vectors: int, height: int, places: tuple[
     width, type_ = machine.width, f"<{machine.floats} x float>"
     carries = [Carry(type=type_, start="zeroinitializer")] * (height * vectors)
     scale_size = vectors * width
-    if spec.group:
-
-        def group(index: str, sums: list[str]) -> list[str]:
-            at = (k.step(x, index, 4 * spec.group), k.step(weights, index, _row_bytes(spec, vectors, k) * spec.group))
-            scales = _vectors(k, k.step(params, index, scale_size), vectors)
-            return _sum(k, spec, vectors, (height, spec.group), at, [Carry(type=type_, start=s) for s in sums], scales)
-
-        sums = k.loop(0, spec.groups, 1, group, carries)
-    else:
-        sums = _sum(k, spec, vectors, (height, spec.inner), (x, weights), carries, None)
-    scales = None if spec.group else _vectors(k, params, vectors)
     biases = _vectors(k, k.at(params, spec.groups * scale_size), vectors)
-    for place, total in enumerate(sums):
-        row, v = divmod(place, vectors)
-        if scales is None:
-            value = k.binary("fadd", total, biases[v], width)
-        else:
-            value = k.fma(total, scales[v], biases[v], width)
-        if spec.act is not None:
-            value = apply(k, spec.act, value, width)
-        k.store(type_, value, k.at(out, row * spec.out_row + v * width))
+    addresses = [k.at(out, row * spec.out_row + v * width) for row in range(height) for v in range(vectors)]
+    if spec.group:
+        for place, address in enumerate(addresses):
+            k.store(type_, biases[place % vectors], address)
+
+        def group(index: str) -> None:
+            at = (k.step(x, index, 4 * spec.group), k.step(weights, index, _row_bytes(spec, vectors, k) * spec.group))
+            sums = _sum(k, spec, vectors, (height, spec.group), at, carries)
+            scales = _vectors(k, k.step(params, index, scale_size), vectors)
+            for place, address in enumerate(addresses):
+                k.store(type_, k.fma(sums[place], scales[place % vectors], k.load(type_, address), width), address)
+
+        k.each(0, spec.groups, group)
+        values = [k.load(type_, address) for address in addresses] if spec.act is not None else []
+    else:
+        sums = _sum(k, spec, vectors, (height, spec.inner), (x, weights), carries)
+        scales = _vectors(k, params, vectors)
+        values = [k.fma(total, scales[p % vectors], biases[p % vectors], width) for p, total in enumerate(sums)]
+    for address, value in zip(addresses, values, strict=bool(values)):
+        k.store(type_, value if spec.act is None else apply(k, spec.act, value, width), address)
 
 
 def _vectors(k: Kernel, address: str, vectors: int) -> list[str]:
@@ -164,7 +164,6 @@ def _sum(
     extent: tuple[int, int],
     places: tuple[str, str],
     carries: list[Carry],
-    scales: list[str] | None,
 ) -> list[str]:
     """The sums with the products of a run of k added. `extent`: rows of the tile, length of the run."""
     (height, length), (x, weights) = extent, places
@@ -186,8 +185,6 @@ def _sum(
         wide = [k.value(f"sext <{n} x i8> {each} to <{n} x i32>") for each in raw]
         for half in range(per_load):
             loaded = [k.to_float(_half(k, each, half, spec.bits), width) for each in wide]
-            if scales is not None:
-                loaded = [k.binary("fmul", each, scale, width) for each, scale in zip(loaded, scales, strict=True)]
             sums = one(k.at(x_at, 4 * half), loaded, sums)
         return sums
 
