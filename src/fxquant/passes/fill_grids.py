@@ -98,6 +98,7 @@ class Filled:
             self.inputs = _quantized_inputs(graph)
         return graph
 
+    @torch_compat.on_plain_sizes  # what it reads is no part of a trace
     def _look(self, region: Region) -> None:
         places = list(_places(region))
         seen = Seen([table for _, table, _ in places], [key for _, _, key in places])

@@ -54,6 +54,19 @@ def test_a_saved_trace_gives_the_same(name: str, mode: Any) -> None:
     assert same(loaded(*other), quantized(*other))
 
 
+@torch.no_grad()
+def test_a_copy_that_was_never_called_is_traced_the_same_twice() -> None:
+    """What a first call reads of grids per channel is no part of a trace, which torch makes twice to compare."""
+    spread = nn.Conv2d(3, 8, 3)
+    spread.weight *= torch.logspace(-3, 1, 8).view(8, 1, 1, 1)  # so that the depthwise one gets a grid per channel
+    model = nn.Sequential(spread, nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 4, 1)).eval()
+    x = torch.randn(2, 3, 10, 10)
+    quantized = fq.quantize(model, [x], engine="onednn", precision="int8")
+    assert any(buffer.numel() == 8 for name, buffer in quantized.named_buffers() if name.endswith(".zero_point"))
+    found = torch.jit.trace(deepcopy(quantized), x)
+    assert torch.equal(found(x), quantized(x))
+
+
 class Pieces(nn.Module):
     def __init__(self) -> None:
         super().__init__()
