@@ -60,6 +60,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "keys": list,
     "str": str,
     "dtype": lambda value: value,
+    "device": lambda value: value.type,
 }
 
 

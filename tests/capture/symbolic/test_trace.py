@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fxquant as fq
 from fxquant.capture import capture
-from fxquant.errors import CaptureError
+from fxquant.errors import CaptureError, InputError
 from fxquant.graph.region import regions
 
 
@@ -127,3 +129,24 @@ def test_code_may_branch_on_the_sizes_of_parameters() -> None:
             return self.fc(x) if self.fc.weight.shape[0] > 2 and self.fc.weight.size(1) == 4 else x
 
     assert targets(Sizes()) == ["fc"]
+
+
+class OnItsDevice(nn.Module):
+    """As libraries write it: a part that is kept out of autocast, on whatever device the input is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            return self.fc(x.float())
+
+
+def test_the_type_of_a_device_is_checked_and_saved(tmp_path: Path) -> None:
+    x = torch.randn(2, 4)
+    quantized = fq.quantize(OnItsDevice().eval(), [x], engine="reference")
+    loaded = fq.load(fq.save(quantized, tmp_path / "m.fq"), engine="reference")
+    assert torch.equal(loaded(x), quantized(x))
+    with pytest.raises(InputError, match="'cpu' when it was captured"):
+        quantized(x.to("meta"))

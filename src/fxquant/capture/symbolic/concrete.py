@@ -153,8 +153,17 @@ def decide(proxy: fx.Proxy, how: str, convert: Callable[[Any], T], why: Reason) 
         refused.append(error)
         raise
     fixed = convert(value)
-    proxy.tracer.create_node("call_function", check_same, (proxy.node, how, cast(Any, fixed)), {})
+    node, how = _what_to_check(proxy.node, how)
+    proxy.tracer.create_node("call_function", check_same, (node, how, cast(Any, fixed)), {})
     return fixed
+
+
+def _what_to_check(node: fx.Node, how: str) -> tuple[fx.Node, str]:
+    """Check a device rather than `device.type`: a stored graph reads attributes of tensors alone."""
+    owner = node.args[0] if node.target is getattr and node.args[1] == "type" else None
+    if isinstance(owner, fx.Node) and owner.target is getattr and owner.args[1] == "device":
+        return owner, "device"
+    return node, how
 
 
 def is_argument_of_method() -> bool:
