@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxquant import ConfigError
+from fxquant import ConfigError, explain
 from fxquant.compat.quark import (
     Config,
     Dtype,
@@ -113,6 +113,23 @@ def test_without_data_the_ranges_come_from_training() -> None:
     fake = [module for module in quantized.modules() if isinstance(module, FakeQuant)]
     assert fake
     assert all(module.has_range for module in fake)
+
+
+def test_a_program_that_was_exported_for_one_picture_trains_on_batches_without_data_before() -> None:
+    program = torch.export.export(SimpleConv().eval(), (torch.rand(1, 3, 16, 16),)).module()
+    quantized = ModelQuantizer(config(spec(PerTensorMinMaxObserver))).quantize_model(program, [])
+    quantized.train()(torch.rand(4, 3, 16, 16)).sum().backward()
+    assert all(parameter.grad is not None for parameter in quantized.parameters())
+
+
+def test_batch_norms_of_a_program_join_their_convolutions_and_train() -> None:
+    program = torch.export.export(SimpleConv().eval(), (torch.rand(1, 3, 16, 16),)).module()
+    quantizer = ModelQuantizer(config(spec(PerTensorMinMaxObserver)))
+    quantized = quantizer.quantize_model(program, [torch.rand(2, 3, 16, 16)])
+    assert all(row.status == "int8" for row in explain(quantized))
+    before = quantized.state_dict()["bn.running_mean"].clone()
+    quantized.train()(torch.rand(4, 3, 16, 16))
+    assert not torch.equal(quantized.state_dict()["bn.running_mean"], before)
 
 
 def test_layers_by_name_by_type_and_left_out() -> None:

@@ -1,13 +1,14 @@
 """Models that are not plain modules, made plain: compiled ones, and those with exported programs inside.
 
 torch.compile's wrapper gives way to the module in it. An exported program's module refuses `train()` and `eval()`; in
-the copy that is made here it does not.
+the copy that is made here it does not, and its batch norms and dropouts follow them.
 """
 
 from __future__ import annotations
 
-from torch import nn
+from torch import fx, nn
 
+from fxquant.capture.canonical.follow_mode import follow_mode
 from fxquant.capture.symbolic import open_batch
 from fxquant.errors import CaptureError
 from fxquant.graph import torch_compat
@@ -41,5 +42,7 @@ def as_plain(model: nn.Module, caller: str, *, training: bool) -> nn.Module:
         if torch_compat.is_exported(module):
             module.__dict__.pop("train", None)
             module.__dict__.pop("eval", None)
-            open_batch.look(module)
+            if isinstance(module, fx.GraphModule):
+                follow_mode(module)
+            open_batch.look(module.eval())
     return tree.train(training) if exported else tree

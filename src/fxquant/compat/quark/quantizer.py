@@ -34,7 +34,7 @@ class ModelQuantizer:
         trained = copy_model(model).train()
         rule, target = self.config.rule(training=True), self.config.target()
         if dataloader is None or (isinstance(dataloader, Sequence) and not dataloader):
-            return prepare_qat_fx(trained, rule, target=target)
+            return prepare_qat_fx(trained, rule, _exported_with(model), target=target)
         batch, dataloader = peek(dataloader)
         args, kwargs = as_example(batch, model)
         args = _rows_as_exported(model, args)
@@ -46,12 +46,26 @@ class ModelQuantizer:
         return freeze(model)
 
 
+def _exported_with(model: nn.Module) -> tuple[torch.Tensor, ...] | None:
+    """Inputs of the sizes that a program was exported with; None for other modules, and where sizes are open."""
+    shown = _shown(model)
+    tensors = [val for val in shown if isinstance(val, torch.Tensor)]
+    if not shown or len(tensors) != len(shown):
+        return None
+    if not all(isinstance(size, int) for val in tensors for size in val.shape):
+        return None
+    return tuple(torch.zeros(tuple(val.shape), dtype=val.dtype) for val in tensors)
+
+
+def _shown(model: nn.Module) -> list[object]:
+    """What an export saw of the inputs of a program."""
+    nodes = model.graph.nodes if isinstance(model, fx.GraphModule) else ()
+    return [node.meta.get("val") for node in nodes if node.op == "placeholder"]
+
+
 def _rows_as_exported(model: nn.Module, args: tuple[object, ...]) -> tuple[object, ...]:
     """As many rows of a batch as the program was exported with: its own module takes no others."""
-    if not isinstance(model, fx.GraphModule):
-        return args
-    shown = [node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder"]
-    rows = {val.shape[0] for val in shown if isinstance(val, torch.Tensor) and val.dim()}
+    rows = {val.shape[0] for val in _shown(model) if isinstance(val, torch.Tensor) and val.dim()}
     fixed = [size for size in rows if isinstance(size, int)]
     if len(fixed) != 1:
         return args
