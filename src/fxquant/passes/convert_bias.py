@@ -54,6 +54,22 @@ def convert_bias(
     return {"bias": levels.to(torch.int32), "bias_scale": step.float(), "bias_zero_point": zeros}
 
 
+def with_room(scale: Tensor, bias: object, spec: Spec, x_scale: Tensor | None) -> Tensor:
+    """The scale of a weight, coarser where it is so fine that an int32 bias would not fit.
+
+    Such a channel has tiny weights beside its bias: what their rounding loses is below 1e-7 of it for each input.
+    """
+    if not isinstance(bias, Tensor) or x_scale is None or x_scale.dim() or spec.granularity == "per_group":
+        return scale
+    needed = bias.detach().double().abs() / (0.99 * torch.iinfo(torch.int32).max * x_scale.double())
+    needed = needed.view(-1, *scale.shape).amax(0) if scale.dim() else needed.max()
+    if not bool((needed > scale).any()):
+        return scale
+    if spec.scale == "pow2":
+        needed = needed.clamp_min(MIN_SCALE).log2().ceil().exp2()
+    return torch.maximum(scale, needed.to(scale))
+
+
 def input_scale(region: Region, node: fx.Node, op: Op, waiting: bool) -> Tensor | None:
     """The scale of the first operand of a node, if that is quantized with a fixed one; see numerics/grid.py."""
     operand = activation_nodes(node, op)[0] if op.operands else None

@@ -28,7 +28,7 @@ from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 from fxquant.numerics.weights.weight_fake_quant import WeightFakeQuant
 from fxquant.numerics.weights.weight_range import find_weight_qparams
 from fxquant.ops.table import Op, OpTable
-from fxquant.passes.convert_bias import convert_bias, input_scale
+from fxquant.passes.convert_bias import convert_bias, input_scale, with_room
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +128,8 @@ def _quantize(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
         scale, zero_point = module.weight_fq.compute_qparams(weight)
     else:
         scale, zero_point = find_weight_qparams(weight, spec, f"{call.path}.weight")
+    if call.note.bias == "int32":
+        scale = with_room(scale, getattr(module, "bias", None), spec, call.input_scale)
     q = quantize(_in_order(weight).detach().float(), scale, zero_point, spec)
     return pack(q) if _is_packed(spec) else q, scale, zero_point
 

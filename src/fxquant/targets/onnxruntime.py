@@ -10,11 +10,15 @@ from fxquant.targets.x86 import x86
 
 
 def onnxruntime(*, vnni: bool | None = None) -> Target:
-    """Every add has int8 operands of its own, a conv writes int8 before any curve, and silu is a sigmoid and a mul."""
+    """Every add has int8 operands of its own, a conv writes int8 before any curve, and silu is a sigmoid and a mul.
+
+    Biases are int32, as its kernels take them: with float ones, one value in a thousand was a step off in the file.
+    """
     base = x86(vnni=vnni)
     return dataclasses.replace(
         base,
         name="onnxruntime",
+        bias="int32",
         tails=clip_tails(base.tails),
         residual=frozenset(),
         split=frozenset(("silu",)),

@@ -9,6 +9,9 @@ from fxquant.targets.x86 import x86
 
 
 def openvino(*, vnni: bool | None = None) -> Target:
-    """Its product of two activations has no zero points. Those of convolutions and linears cost it next to nothing."""
+    """Its product of two activations has no zero points. Those of convolutions and linears cost it next to nothing.
+
+    Biases are int32, as they are in ONNX files.
+    """
     base, products = x86(vnni=vnni), frozenset(("attention",))
-    return dataclasses.replace(base, name="openvino", kinds=base.kinds | products, signed=products)
+    return dataclasses.replace(base, name="openvino", bias="int32", kinds=base.kinds | products, signed=products)

@@ -137,6 +137,15 @@ def test_onnx_runtime_finds_its_int8_kernels(tmp_path: Path) -> None:
     assert kernels(path)["DynamicQuantizeMatMul"] == 4
 
 
+def test_a_model_for_onnx_runtime_gives_its_very_values(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 1)).eval()
+    x = torch.randn(2, 3, 24, 24)
+    quantized = fq.quantize(model, [x], target="onnxruntime", engine="reference", precision="int8")
+    (found,) = run(fq.export_onnx(quantized, tmp_path / "m.onnx", x), x)
+    torch.testing.assert_close(found, quantized(x), rtol=1e-5, atol=1e-5)  # with float biases, some were a step off
+
+
 def test_a_bias_far_above_its_weights_fits(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
     with torch.no_grad():
@@ -147,6 +156,9 @@ def test_a_bias_far_above_its_weights_fits(tmp_path: Path) -> None:
     quantized = quantize(model, x)
     (expected,), (actual,) = reference(quantized, x), run(export_onnx(quantized, tmp_path / "m.onnx", x), x)
     assert sqnr_db(expected, actual) > 50
+    for target in ("onnxruntime", "tflite", "npu"):  # int32 in the model already
+        stored = fq.quantize(model.eval(), [x], target=target, engine="reference", precision="int8")
+        assert sqnr_db(expected, stored(x)) > 15, target
 
 
 def test_a_lowered_model_gives_the_same_file(tmp_path: Path) -> None:
