@@ -62,7 +62,35 @@ def float_form(prepared: nn.Module) -> nn.Module:
     return frozen
 
 
-MODELS = {"relu": lambda: separable(nn.ReLU), "relu6": lambda: separable(nn.ReLU6), "residual": residual}
+class Joined(nn.Module):
+    """Channels that go to a weight beside others, twice over, and to a depthwise convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.side = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 6, 3, padding=1)
+        self.two, self.head = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(30, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, side = F.relu(self.one(x)), F.relu(self.side(x))
+        inner = torch.cat([one, F.max_pool2d(one, 3, 1, 1)], 1)
+        return self.head(torch.cat([side, inner, F.relu(self.two(one))], 1))
+
+
+def joined() -> nn.Module:
+    torch.manual_seed(0)
+    model = uneven(Joined(), "one", "two")
+    with torch.no_grad():
+        for start in (6, 14):
+            model.get_parameter("head.weight")[:, start : start + 8] /= torch.logspace(-2, 1, 8).view(1, -1, 1, 1)
+    return model
+
+
+MODELS = {
+    "joined": joined,
+    "relu": lambda: separable(nn.ReLU),
+    "relu6": lambda: separable(nn.ReLU6),
+    "residual": residual,
+}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -4,7 +4,8 @@
       \\--> relu --> add --> linear           second divided by s_c; all between lets a positive factor pass
 
 A group is closed over adds: all that is summed has the same factors. It is of use if every maker is a weight or a layer
-norm, and every taker a weight, all called once.
+norm, and every taker a weight, all called once. What is concatenated stays apart: a weight that takes it has columns
+for each of the groups.
 """
 
 from __future__ import annotations
@@ -19,28 +20,40 @@ from torch import Tensor, fx, nn
 from fxquant.graph.context import Context
 from fxquant.graph.nodes import reads_size, tensor_info
 from fxquant.graph.region import Region
-from fxquant.ops.table import Op, activation_nodes, argument
+from fxquant.ops.table import Layout, Op, activation_nodes, argument
 
 
 @dataclass(kw_only=True, slots=True)
 class ChannelGroup:
     """`tensors` have their channels along the axis that goes with them; `clips` cut off values above a bound.
 
-    `takers` are weights, each with the tensor that it takes.
+    `takers` are weights, each with the tensor that it takes. Where that is a concatenation, the channels of the group
+    begin at `starts` in it.
     """
 
     channels: int
     tensors: dict[fx.Node, int] = field(default_factory=dict)
     makers: list[fx.Node] = field(default_factory=list)
     takers: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    starts: dict[fx.Node, list[int]] = field(default_factory=dict)
     clips: dict[fx.Node, float] = field(default_factory=dict)
     between: list[str] = field(default_factory=list)  # the kinds of the ops inside
     refused: str = ""
+
+    def starts_in(self, taker: fx.Node) -> list[int]:
+        """Where the channels of the group begin among those that a weight takes."""
+        return self.starts.get(taker, [0])
+
+    @property
+    def changed(self) -> set[str]:
+        """The tensors that change with the factors, by name."""
+        return {node.name for node in (*self.tensors, *(self.takers[taker] for taker in self.starts))}
 
 
 def channel_groups(region: Region, context: Context) -> list[ChannelGroup]:
     """All groups with a taker, in the order of the graph; `refused` says why the channels of one stay as they are."""
     groups: dict[fx.Node, ChannelGroup] = {}
+    joined: dict[fx.Node, list[tuple[fx.Node, int]]] = {}  # concatenations: their parts, and where these begin
     calls = Counter(str(node.target) for node in region.graph.nodes if node.op == "call_module")
     owners = Counter(id(p) for module in region.modules() for p in module._parameters.values() if p is not None)
 
@@ -67,21 +80,33 @@ def channel_groups(region: Region, context: Context) -> list[ChannelGroup]:
             clip = _clip(region, node, op)
             if clip is not None:
                 group.clips[node] = clip
+        if op is not None and op.layout is Layout.CAT and (parts := _parts(node, op, operands, groups, joined)):
+            joined[node] = parts
+            continue
         for source in node.all_input_nodes:
-            if source not in groups or reads_size(node) or source in passed:
+            if reads_size(node) or source in passed or _is_unread(node):
                 continue
-            group = groups[source]
-            if taken is not None and source is taken and group.tensors[source] == _axis(op, source):
-                group.takers[node] = source
-                group.refused = group.refused or alone(node)
-            else:
-                kind = "the output of the model" if node.op == "output" else op.kind if op else str(node.name)
-                group.refused = group.refused or f"{source.name} goes to {kind}, which cannot take a factor"
+            for part, start in joined.get(source, [(source, None)]):
+                if part not in groups:
+                    continue
+                group = groups[part]
+                if taken is not None and source is taken and group.tensors[part] == _axis(op, source):
+                    group.takers[node] = source
+                    group.refused = group.refused or alone(node)
+                    if start is not None:
+                        group.starts.setdefault(node, []).append(start)
+                else:
+                    kind = "the output of the model" if node.op == "output" else op.kind if op else str(node.name)
+                    group.refused = group.refused or f"{source.name} goes to {kind}, which cannot take a factor"
         if made is not None and not passed:
             group = ChannelGroup(channels=made[0], makers=[node], refused=alone(node))
             _put(groups, group, node, made[1])
     found = {id(group): group for group in groups.values() if group.takers}
     return [*found.values()]
+
+
+def _is_unread(node: fx.Node) -> bool:
+    return not node.users and node.op != "output" and not node.is_impure()
 
 
 def _put(groups: dict[fx.Node, ChannelGroup], group: ChannelGroup, node: fx.Node, axis: int) -> None:
@@ -94,6 +119,8 @@ def _merge(groups: dict[fx.Node, ChannelGroup], group: ChannelGroup, other: Chan
         _put(groups, group, node, axis)
     group.makers += other.makers
     group.takers.update(other.takers)
+    for taker, starts in other.starts.items():
+        group.starts.setdefault(taker, []).extend(starts)
     group.between += other.between
     group.clips.update(other.clips)
     group.refused = group.refused or other.refused
@@ -128,6 +155,28 @@ def _axis(op: Op | None, source: fx.Node) -> int | None:
     if op is None or op.channels_at is None or info is None or not info.shape:
         return None
     return op.channels_at % len(info.shape)
+
+
+def _parts(
+    node: fx.Node,
+    op: Op,
+    operands: list[fx.Node],
+    groups: dict[fx.Node, ChannelGroup],
+    joined: dict[fx.Node, list[tuple[fx.Node, int]]],
+) -> list[tuple[fx.Node, int]]:
+    """The tensors of groups that a node puts one after the other along their channels, and where each begins."""
+    info, dim = tensor_info(node), argument(node, op, 1)
+    shapes: list[tuple[int, ...]] = [getattr(tensor_info(operand), "shape", ()) for operand in operands]
+    if info is None or not isinstance(dim, int) or any(len(shape) != len(info.shape) for shape in shapes):
+        return []
+    axis, start = dim % len(info.shape), 0
+    found: list[tuple[fx.Node, int]] = []
+    for operand, shape in zip(operands, shapes, strict=True):
+        if operand in groups and groups[operand].tensors[operand] != axis:
+            return []
+        found += [(part, start + inner) for part, inner in joined.get(operand, [(operand, 0)]) if part in groups]
+        start += shape[axis]
+    return found if start == info.shape[axis] else []
 
 
 def _passed(

@@ -42,7 +42,11 @@ def largest_of(group: ChannelGroup, ranges: Ranges) -> Tensor:
     A mean may be small where what it is the mean of is not: both have to fit their grid after they are scaled.
     """
     cut = not {"relu", "clamp"}.isdisjoint(group.between) and {"add", "mul"}.isdisjoint(group.between)
-    found = [torch.maximum(high, -low) for low, high in (ranges[node] for node in group.takers.values())]
+    found = []
+    for taker, source in group.takers.items():
+        low, high = ranges[source]
+        every = torch.maximum(high, -low)
+        found += [every[start : start + group.channels] for start in group.starts_in(taker)]
     for low, high in (ranges[node] for node in group.makers):
         found.append(high.clamp_min(0) if cut else torch.maximum(high, -low))
     return torch.stack([each / each.max().clamp_min(1e-30) for each in found]).amax(0)

@@ -17,11 +17,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from fxquant.algorithms.channel_groups import ChannelGroup, channel_groups
 from fxquant.algorithms.channel_ranges import Ranges, largest_of, ranges_of, watch_ranges
-from fxquant.algorithms.scale_group import absorb, columns_of, rows_of, scale_group
+from fxquant.algorithms.fill_grids import fill_grids
+from fxquant.algorithms.gates import FLAT, is_gate, open_gates, whole_factors
+from fxquant.algorithms.scale_group import absorb, columns_of, put, rows_of, scale_group
 from fxquant.algorithms.weighted_op import weighted_ops
 from fxquant.config.spec import Spec
 from fxquant.graph.algorithm import Algorithm, Watched
@@ -47,6 +49,9 @@ class CrossLayerEqualization(Algorithm):
     absorb_bias: bool = True
     everywhere: bool = False
 
+    def rewrite(self, region: Region, context: Context) -> None:
+        open_gates(region, context)
+
     def watch(self, region: Region, context: Context) -> Iterable[Watched]:
         specs = [op.spec for op in weighted_ops(region, context)]
         meant = any(self.everywhere or spec.granularity == "per_tensor" for spec in specs)
@@ -57,17 +62,27 @@ class CrossLayerEqualization(Algorithm):
         if not groups or not kept_inputs(region):
             return
         ranges = ranges_of(region, context)
+        gated = [node for group in groups if any(map(is_gate, group.takers)) for node in group.makers]
+        for node in set(gated).intersection(ranges):  # what is far below zero comes to nothing behind the gate
+            ranges[node] = ranges[node][0].clamp_min(-FLAT), ranges[node][1]
         open_ = [group for group in groups if self._is_open(group, ranges)]
         factors = _equalize(region, open_, ranges)
+        for group in open_:
+            if any(map(is_gate, group.takers)):
+                factors[id(group)] = _whole(region, group, factors[id(group)])
+        powers = any(_is_pow2(node) for group in open_ for node in group.makers)
+        if powers:
+            look_again(region, {name for group in open_ for name in group.changed})
+            fill_grids(region, open_, factors)
         changed: set[str] = set()
         for group in open_:
             total = factors[id(group)]
             if float(total.log().abs().max()) > _DONE:
-                changed |= {node.name for node in group.tensors}
+                changed |= group.changed
                 partners = ", ".join(str(node.target) for node in group.takers)
                 remark(group.makers[0], f"channels equalized with {partners}, by {_span(total)}")
             if self.absorb_bias and _shift(region, group, ranges, total):
-                changed |= {node.name for node in group.tensors}
+                changed |= group.changed
         look_again(region, changed)
 
     def _is_meant(self, group: ChannelGroup, context: Context) -> bool:
@@ -81,6 +96,12 @@ class CrossLayerEqualization(Algorithm):
         if reason:
             remark(group.makers[0], f"channels not equalized: {reason}")
         return not reason
+
+
+def _is_pow2(node: fx.Node) -> bool:
+    choice = choice_of(node)
+    weight = choice.qconfig.weight if choice is not None and choice.qconfig is not None else None
+    return isinstance(weight, Spec) and weight.scale == "pow2"
 
 
 def _equalize(region: Region, groups: list[ChannelGroup], ranges: Ranges) -> dict[int, Tensor]:
@@ -99,13 +120,25 @@ def _equalize(region: Region, groups: list[ChannelGroup], ranges: Ranges) -> dic
     return totals
 
 
+def _whole(region: Region, group: ChannelGroup, total: Tensor) -> Tensor:
+    """Move on to the nearest factors that are powers of two."""
+    wanted = whole_factors(total)
+    scale_group(region, group, wanted / total)
+    for node in filter(is_gate, group.takers):  # without what rounding left of the steps on the way
+        module = region.get_submodule(str(node.target))
+        assert isinstance(module.weight, Tensor)
+        put(module, "weight", (1 / wanted).to(module.weight).reshape(module.weight.shape))
+    return wanted
+
+
 def _factors(region: Region, group: ChannelGroup, ranges: Ranges, total: Tensor) -> Tensor:
     """What the channels of a group, as they are now, are multiplied with next."""
     highs = torch.stack([ranges[node][1] for node in group.makers]).amax(0)
     clip = min(group.clips.values(), default=math.inf)
     channel = _beside_largest(largest_of(group, ranges) * total)
+    takers = [node for node in group.takers if not is_gate(node)]
     rows, columns = (
-        found.cpu().float() for found in (rows_of(region, group.makers), columns_of(region, [*group.takers]))
+        found.cpu().float() for found in (rows_of(region, group.makers), columns_of(region, group, takers))
     )
     before = torch.maximum(channel, _beside_largest(rows)) if rows.dim() else channel
     after = _beside_largest(columns)
@@ -127,7 +160,7 @@ def _shift(region: Region, group: ChannelGroup, ranges: Ranges, total: Tensor) -
     """Absorb the biases of a group's channels that stay above zero; whether there are any."""
     maker = group.makers[0]
     modules = [region.get_submodule(str(node.target)) for node in (maker, *group.takers)]
-    if len(group.makers) > 1 or any(getattr(module, "bias", None) is None for module in modules):
+    if len(group.makers) > 1 or group.starts or any(getattr(module, "bias", None) is None for module in modules):
         return False
     padded = any(any(getattr(module, "_reversed_padding_repeated_twice", ())) for module in modules[1:])
     if padded or not {"relu", "clamp"}.issuperset(group.between) or not group.between:

@@ -18,9 +18,13 @@ def rows_of(region: Region, makers: list[fx.Node]) -> Tensor:
     return torch.stack(found).amax(0) if found else torch.zeros(())
 
 
-def columns_of(region: Region, takers: list[fx.Node]) -> Tensor:
-    """The largest magnitude in the columns of each channel, over all takers."""
-    return torch.stack([_columns(region, node).abs().amax((1, 3)).flatten() for node in takers]).amax(0)
+def columns_of(region: Region, group: ChannelGroup, takers: list[fx.Node]) -> Tensor:
+    """The largest magnitude in the columns of each channel, over some of a group's takers."""
+    found = []
+    for node in takers:
+        columns = _columns(region, node).abs().amax((1, 3)).flatten()
+        found += [columns[start : start + group.channels] for start in group.starts_in(node)]
+    return torch.stack(found).amax(0)
 
 
 @torch.no_grad()
@@ -34,11 +38,17 @@ def scale_group(region: Region, group: ChannelGroup, factors: Tensor) -> set[str
                 shaped = factors.to(value).view(-1, *[1] * (value.dim() - 1))
                 put(module, name, value.detach() * shaped)
     for node in group.takers:
-        module = region.get_submodule(str(node.target))
-        columns = _columns(region, node)
-        shaped = factors.to(columns).view(len(columns), 1, -1, 1)
-        put(module, "weight", (columns / shaped).reshape(_weight(region, node).shape))
-    return {node.name for node in group.tensors}
+        put(region.get_submodule(str(node.target)), "weight", divided(region, group, node, factors))
+    return group.changed
+
+
+def divided(region: Region, group: ChannelGroup, taker: fx.Node, factors: Tensor) -> Tensor:
+    """The weight of a taker for channels that are multiplied with factors."""
+    columns = _columns(region, taker)
+    every = columns.new_ones(columns.shape[0] * columns.shape[2])
+    for start in group.starts_in(taker):
+        every[start : start + group.channels] = factors.to(columns)
+    return (columns / every.view(len(columns), 1, -1, 1)).reshape(_weight(region, taker).shape)
 
 
 @torch.no_grad()

@@ -80,7 +80,7 @@ class SmoothQuant(Algorithm):
 
 
 def _smooth(region: Region, group: ChannelGroup, ranges: Ranges, strength: float) -> set[str]:
-    columns = columns_of(region, [*group.takers]).cpu().float()
+    columns = columns_of(region, group, [*group.takers]).cpu().float()
     largest = largest_of(group, ranges)
     tops = [values.clamp_min(_LEAST * float(values.max()) or 1.0) for values in (largest, columns)]
     factors = tops[1] ** (1 - strength) / tops[0] ** strength

@@ -27,7 +27,7 @@ def split_ops(region: Region, context: Context) -> None:
         op = context.ops.of_node(node, region)
         if op is not None and op.kind in context.hardware.split and is_static(node):
             with region.graph.inserting_before(node):
-                result = _gated(region.graph, node, _GATES[op.kind])
+                result = _gated(region.graph, node, GATES[op.kind])
             node.replace_all_uses_with(result)
             region.graph.erase_node(node)
 
@@ -44,4 +44,4 @@ def _gated(graph: fx.Graph, node: fx.Node, curve: Callable[[torch.Tensor], torch
     return product
 
 
-_GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": torch.sigmoid, "hardswish": F.hardsigmoid}
+GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": torch.sigmoid, "hardswish": F.hardsigmoid}

@@ -1,0 +1,118 @@
+"""One more factor for each group of channels, the same for all of its channels, where scales are powers of two.
+
+    f = argmin  noise(f x) + noise(f W1) + noise(W2 / f)          noise: beside the power, on the best power of two
+
+A range just above a power of two leaves half of its grid empty; what a factor moves out of one tensor's grid goes into
+another's. Groups take turns, since a weight is behind one of them and in front of the next. Twice a factor is the
+same grid again. In front of gates (gates.py), factors are such that whole numbers take them back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxquant.algorithms.channel_groups import ChannelGroup
+from fxquant.algorithms.gates import GATE_FACTORS, is_gate
+from fxquant.algorithms.scale_group import divided, scale_group
+from fxquant.config.spec import Spec
+from fxquant.graph.region import Region, plan_of
+from fxquant.numerics.affine import fake_quantize
+from fxquant.numerics.observers.histogram import HistogramObserver
+from fxquant.numerics.observers.search_mse import expected_error
+from fxquant.numerics.positions.costs import scale_at
+from fxquant.numerics.statistics import HISTOGRAM, Statistics
+from fxquant.passes.candidates import choice_of
+
+_FACTORS = tuple(2 ** (step / 6) for step in range(6))
+_ROUNDS = 2
+_PLACES = 3  # positions that are tried, from that at which nothing is cut off
+_WORTH = 0.95  # of the noise: less of a gain is not worth it
+
+
+def fill_grids(region: Region, groups: Sequence[ChannelGroup], totals: dict[int, Tensor]) -> None:
+    """Multiply groups once more, whose channels were multiplied with `totals` before, in place."""
+    open_ = [group for group in groups if not any(map(math.isfinite, group.clips.values()))]
+    seen = {id(group): _activations(region, group) for group in open_}
+    factors = {id(group): 1.0 for group in open_}
+    for _ in range(_ROUNDS):
+        for group in open_:
+            now = factors[id(group)]
+            tried = _allowed(group, totals[id(group)])
+            noise = [seen[id(group)].get(each, 0.0) + _weights(region, group, each / now) for each in tried]
+            best = min(range(len(tried)), key=noise.__getitem__)
+            if noise[best] < _WORTH * noise[tried.index(now)]:
+                scale_group(region, group, torch.full((group.channels,), tried[best] / now))
+                factors[id(group)] = tried[best]
+    for group in open_:
+        totals[id(group)] = totals[id(group)] * factors[id(group)]
+
+
+def _allowed(group: ChannelGroup, total: Tensor) -> tuple[float, ...]:
+    if not any(map(is_gate, group.takers)):
+        return _FACTORS
+    span = float(total.max() / total.min())
+    return tuple(factor for factor, widest in GATE_FACTORS.items() if span <= 1.01 * widest)
+
+
+def _activations(region: Region, group: ChannelGroup) -> dict[float, float]:
+    """The noise of the tensors of a group that are rounded, by factor."""
+    path = plan_of(region).statistics_path
+    kept = region.get_submodule(path) if path else None
+    total: dict[float, float] = {}
+    for node in group.tensors:
+        choice = choice_of(node)
+        spec = choice.qconfig.output_spec if choice is not None and choice.qconfig is not None else None
+        found = kept.of((node.name,), HISTOGRAM) if isinstance(kept, Statistics) else None
+        if spec is None or spec.scale != "pow2" or not spec.symmetric or not found:
+            continue
+        observer = found[0]
+        if isinstance(observer, HistogramObserver) and observer.seen:
+            for factor, noise in _of_histogram(observer, spec).items():
+                total[factor] = total.get(factor, 0.0) + noise
+    return total
+
+
+def _of_histogram(observer: HistogramObserver, spec: Spec) -> dict[float, float]:
+    found = observer.histogram()
+    edges, counts = found.edges, found.counts
+    power = float((counts * (edges[1:].pow(3) - edges[:-1].pow(3)) / (edges[1:] - edges[:-1])).sum() / 3.0)
+    widest = max(-found.low, found.high)
+    if not power > 0.0 or not widest > 0.0:
+        return {}
+    factors = sorted({*_FACTORS, *GATE_FACTORS})
+    ends = [
+        spec.quant_max * 2.0 ** -(place + start) / factor
+        for factor in factors
+        for start in (math.floor(math.log2(spec.quant_max / (widest * factor))),)
+        for place in range(_PLACES)
+    ]
+    pairs = torch.tensor([[-end, end] for end in ends], dtype=torch.float64)
+    plain = spec.with_(scale="float", observer="minmax", range=None)
+    errors = expected_error(edges, counts, pairs, plain).view(len(factors), _PLACES).amin(1) / power
+    return dict(zip(factors, errors.tolist(), strict=True))
+
+
+def _weights(region: Region, group: ChannelGroup, factor: float) -> float:
+    """The noise of all weights before and behind a group, if it is multiplied once more."""
+    every, total = torch.full((group.channels,), factor), 0.0
+    for node in (*group.makers, *(taker for taker in group.takers if not is_gate(taker))):
+        choice, weight = choice_of(node), region.get_submodule(str(node.target)).weight
+        spec = choice.qconfig.weight if choice is not None and choice.qconfig is not None else None
+        if isinstance(spec, Spec) and spec.scale == "pow2" and spec.symmetric and isinstance(weight, Tensor):
+            values = divided(region, group, node, every) if node in group.takers else weight.detach() * factor
+            total += _of_values(values.float(), spec)
+    return total
+
+
+def _of_values(values: Tensor, spec: Spec) -> float:
+    """The noise of a weight with one scale; of one with several, that does not depend on a factor for all."""
+    power, widest = float(values.square().sum()), float(values.abs().max())
+    if spec.granularity != "per_tensor" or not power > 0.0:
+        return 0.0
+    start, zero = math.floor(math.log2(spec.quant_max / widest)), torch.zeros((), dtype=torch.int32)
+    tried = [fake_quantize(values, scale_at(start + place), zero, spec) for place in range(_PLACES)]
+    return min(float((made - values).square().sum()) for made in tried) / power
