@@ -133,3 +133,20 @@ def test_wide_ops_and_wide_grids_are_left_alone_and_a_bad_damping_is_refused() -
         assert torch.equal(nearest(x), left(x))
     with pytest.raises(fq.ConfigError, match="positive"):
         GPTQ(damping=0)
+
+
+def test_weights_make_up_for_a_bias_of_few_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.ReLU(), nn.Conv2d(16, 4, 1)).eval()
+    with torch.no_grad():
+        for layer in model[::2]:
+            layer.bias *= torch.linspace(-3, 3, len(layer.bias)).exp()
+    x, test = (torch.rand(16, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+
+    def error() -> float:
+        options = {"target": "xint8", "algorithms": (GPTQ(), BiasCorrection()), "engine": "reference"}
+        return sqnr_db(model(test), fq.quantize(model, [x], precision="int8", **options)(test))  # type: ignore[arg-type]
+
+    made_up = error()
+    monkeypatch.setattr("fxquant.algorithms.round_by._fix_bias_grid", lambda op, bias: None)
+    assert made_up > error() + 3.0

@@ -109,48 +109,59 @@ def _choose_rows(
     steps = spread(scale, weight, spec).reshape(rows.shape)
     zeros = spread(zero_point, weight, spec).reshape(rows.shape)
     found, kept = torch.empty_like(rows), torch.empty_like(rows[..., 0])
-    size = max(1, _AT_ONCE // (len(shares) * rows.shape[2]))
-    for group, hessian in enumerate(second):
-        order, factor = _factor(hessian, damping)
-        for part in range(0, rows.shape[1], size):
-            at = (group, slice(part, part + size))
-            tries = torch.stack([steps[at] * share for share in shares])
-            made = _round_columns(rows[at], tries, zeros[at], order, factor, spec)
-            lost = (rows[at] - (made - zeros[at]) * tries).double()
-            best = ((lost @ hessian) * lost).sum(-1).argmin(0)
-            found[at] = made.gather(0, best[None, :, None].expand(1, *made.shape[1:]))[0]
-            kept[at] = torch.tensor(shares, device=weight.device)[best]
+    order, factor = _factor(second, damping)
+    for at in _parts(rows, len(shares)):
+        groups = at[0]
+        tries = torch.stack([steps[at] * share for share in shares])
+        made = _round_columns(rows[at], tries, zeros[at], order[groups], factor[groups], spec)
+        lost = (rows[at] - (made - zeros[at]) * tries).double()
+        best = ((lost @ second[groups]) * lost).sum(-1).argmin(0)
+        found[at] = made.gather(0, best[None, ..., None].expand(1, *made.shape[1:]))[0]
+        kept[at] = torch.tensor(shares, device=weight.device)[best]
     if may_narrow(spec):
         scale = scale * kept.view(-1, *[1] * (scale.dim() - 1))
     return found.reshape(weight.shape).to(spec.dtype), scale
 
 
+def _parts(rows: Tensor, tries: int) -> Iterator[tuple[slice, slice]]:
+    """Groups, or rows of one group, that are done at one time."""
+    groups, count, features = rows.shape
+    together = max(1, _AT_ONCE // (tries * count * features))
+    size = count if groups > 1 else max(1, _AT_ONCE // (tries * features))
+    for group in range(0, groups, together):
+        for row in range(0, count, size):
+            yield slice(group, group + together), slice(row, row + size)
+
+
 def _factor(hessian: Tensor, damping: float) -> tuple[Tensor, Tensor]:
-    """The order of the columns, and the upper Cholesky factor of the inverse in that order."""
-    diagonal = hessian.diagonal()
-    mean = float(diagonal.mean())
-    order = torch.argsort(diagonal, descending=True, stable=True)
-    sorted_ = hessian[order][:, order] + torch.eye(len(order), dtype=hessian.dtype, device=hessian.device) * (
-        damping * mean if mean > 0 else 1.0
-    )
+    """Of each group: the order of the columns, and the upper Cholesky factor of the inverse in that order."""
+    diagonal = hessian.diagonal(dim1=1, dim2=2)
+    mean, size = diagonal.mean(1), hessian.shape[1]
+    order = torch.argsort(diagonal, dim=1, descending=True, stable=True)
+    sorted_ = hessian.gather(1, order.unsqueeze(2).expand(-1, -1, size))
+    sorted_ = sorted_.gather(2, order.unsqueeze(1).expand(-1, size, -1))
+    added = torch.where(mean > 0, damping * mean, 1.0)
+    sorted_ = sorted_ + added.view(-1, 1, 1) * torch.eye(size, dtype=hessian.dtype, device=hessian.device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(sorted_))
     return order, torch.linalg.cholesky(inverse, upper=True).float()
 
 
 def _round_columns(rows: Tensor, steps: Tensor, zeros: Tensor, order: Tensor, factor: Tensor, spec: Spec) -> Tensor:
-    """The integers of rows, for each try of the steps."""
-    left = rows[:, order].expand(steps.shape).clone()
-    steps, zeros = steps[..., order], zeros[..., order]
+    """The integers of rows (groups, rows, features), for each try of the steps."""
+    placed = order.unsqueeze(1).expand(rows.shape)
+    left = rows.gather(2, placed).expand(steps.shape).clone()
+    steps, zeros = steps.gather(3, placed.expand(steps.shape)), zeros.gather(2, placed)
     made = torch.empty_like(left)
-    for start in range(0, left.shape[2], _BLOCK):
-        stop = min(start + _BLOCK, left.shape[2])
+    for start in range(0, left.shape[3], _BLOCK):
+        stop = min(start + _BLOCK, left.shape[3])
         losses = torch.empty_like(left[..., start:stop])
         for column in range(start, stop):
             value, step, zero = left[..., column], steps[..., column], zeros[..., column]
             integer = (torch.round(value / step) + zero).clamp(spec.quant_min, spec.quant_max)
             made[..., column] = integer
-            loss = (value - (integer - zero) * step) / factor[column, column]
+            loss = (value - (integer - zero) * step) / factor[:, column, column].unsqueeze(1)
             losses[..., column - start] = loss
-            left[..., column + 1 : stop] -= loss.unsqueeze(-1) * factor[column, column + 1 : stop]
-        left[..., stop:] -= losses @ factor[start:stop, stop:]
-    return made[..., torch.argsort(order)]
+            left[..., column + 1 : stop] -= loss.unsqueeze(-1) * factor[:, column, column + 1 : stop].unsqueeze(1)
+        left[..., stop:] -= losses @ factor[:, start:stop, stop:]
+    back = torch.argsort(order, dim=1).unsqueeze(1)
+    return made.gather(3, back.expand(rows.shape).expand(made.shape))

@@ -1,10 +1,14 @@
 """Choose the integers of one weight by the second moments of its inputs, and let the bias take what moves the mean.
 
 cost(Q) = tr((W - Q) H (W - Q)^T)       H: the mean of x x^T in calibration, centered where a bias takes the mean
+
+A bias of a few bits takes little: E|(W - Q) x + b - b_q|^2 is the same with V - Q in place of W - Q, for H that is not
+centered and V = W + (b - b_q) H^-1 E[x]. So weights make up for what the bias loses, as far as inputs have a mean.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -14,9 +18,10 @@ from torch import Tensor, nn
 from fxquant.algorithms.fix_weight import fix_weight
 from fxquant.algorithms.weighted_op import WeightedOp
 from fxquant.config.spec import Spec
-from fxquant.graph.notes import remark
+from fxquant.graph.notes import note_of, remark
 from fxquant.graph.region import Region
-from fxquant.numerics.affine import broadcast_qparam, dequantize, fake_quantize, split_groups
+from fxquant.numerics.affine import broadcast_qparam, choose_qparams, dequantize, fake_quantize, split_groups
+from fxquant.numerics.ranges import given_or_own_range
 from fxquant.numerics.weights.weight_range import find_weight_qparams
 
 Chosen = tuple[Tensor, Tensor]  # integers and scale
@@ -29,21 +34,47 @@ def round_by(region: Region, op: WeightedOp, second: Tensor, mean: Tensor, choos
     """Fix the integers of a weight for inputs with these moments per group; `by` is who does, for the Decision."""
     weight = op.weight.detach().float()
     scale, zero_point = find_weight_qparams(weight, op.spec, f"{op.node.target}.weight")
-    bias = getattr(op.module, "bias", None)
-    if bias is not None:
+    bias, wanted = getattr(op.module, "bias", None), weight
+    grid = None if bias is None else _fix_bias_grid(op, bias)
+    if bias is not None and grid is not None:
+        kept = fake_quantize(bias.detach().float(), *grid)
+        wanted = weight + _made_up(bias.detach().float() - kept, second, mean).reshape(weight.shape).to(weight)
+    elif bias is not None:
         second = second - mean.unsqueeze(2) * mean.unsqueeze(1)
     second = second.to(weight.device)
-    nearest = cost(weight - fake_quantize(weight, scale, zero_point, op.spec), second)
-    integers, scale = choose(weight, second, scale, zero_point, op.spec)
-    lost = weight - dequantize(integers, scale, zero_point, op.spec)
+    nearest = cost(wanted - fake_quantize(weight, scale, zero_point, op.spec), second)
+    integers, scale = choose(wanted, second, scale, zero_point, op.spec)
+    made = dequantize(integers, scale, zero_point, op.spec)
     if bias is not None:
-        rows = lost.view(len(mean), -1, mean.shape[1]) @ mean.to(lost).unsqueeze(2)
+        rows = (weight - made).view(len(mean), -1, mean.shape[1]) @ mean.to(weight).unsqueeze(2)
         moved = bias.detach() + rows.flatten().to(bias.dtype)
         op.module.bias = nn.Parameter(moved, requires_grad=bias.requires_grad)
     fix_weight(region, op, integers, scale, zero_point)
+    lost = wanted - made
     before, after = float(nearest.sum()), float(cost(lost, second).sum())
     if before > 0 and after > 0:
         remark(op.node, f"{by}: {10 * math.log10(before / after):+.1f} dB at its output beside the nearest integers")
+
+
+def _fix_bias_grid(op: WeightedOp, bias: Tensor) -> tuple[Tensor, Tensor, Spec] | None:
+    """Scale, zero point and spec of a bias of a few bits, from now on as they are; None for any other."""
+    note = note_of(op.node)
+    if note is None or not isinstance(note.bias, Spec):
+        return None
+    spec, values = note.bias, bias.detach().float()
+    scale, zero_point = choose_qparams(*given_or_own_range(values, spec), spec)
+    low, high = ((end - int(zero_point)) * float(scale) for end in (spec.quant_min, spec.quant_max))
+    fixed = spec.with_(observer="fixed", range=(-high, high) if spec.symmetric else (low, high))
+    op.node.meta["note"] = dataclasses.replace(note, bias=fixed)
+    return scale, zero_point, fixed
+
+
+def _made_up(lost: Tensor, second: Tensor, mean: Tensor) -> Tensor:
+    """What weights take of a loss of each bias, (groups, rows, features)."""
+    damping = 0.01 * second.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-30)
+    eye = torch.eye(second.shape[1], dtype=second.dtype, device=second.device)
+    per_unit: Tensor = torch.linalg.solve(second + damping.view(-1, 1, 1) * eye, mean)
+    return lost.to(second).view(len(mean), -1, 1) * per_unit.unsqueeze(1)
 
 
 def cost(lost: Tensor, second: Tensor) -> Tensor:
