@@ -11,6 +11,7 @@ from fxquant.algorithms.cross_layer_equalization import CrossLayerEqualization
 from fxquant.algorithms.efforts import BALANCED, BEST, FAST
 from fxquant.algorithms.gptq import GPTQ
 from fxquant.algorithms.learned_ranges import LearnedRanges
+from fxquant.algorithms.measured_bias import MeasuredBias
 from fxquant.algorithms.measured_positions import MeasuredPositions
 from fxquant.algorithms.reconstruction import Reconstruction
 from fxquant.algorithms.smooth_quant import SmoothQuant
@@ -19,7 +20,7 @@ from fxquant.graph.algorithm import Algorithm, Statistic, Watched
 # what is done unless the caller says otherwise
 DEFAULT: tuple[Algorithm, ...] = FAST
 # for targets with limits between scales that are powers of two
-POWERS_OF_TWO: tuple[Algorithm, ...] = (CrossLayerEqualization(), BiasCorrection(), MeasuredPositions())
+POWERS_OF_TWO: tuple[Algorithm, ...] = (*BALANCED, MeasuredPositions())
 
 __all__ = [
     "BALANCED",
@@ -33,6 +34,7 @@ __all__ = [
     "BiasCorrection",
     "CrossLayerEqualization",
     "LearnedRanges",
+    "MeasuredBias",
     "MeasuredPositions",
     "Reconstruction",
     "SmoothQuant",

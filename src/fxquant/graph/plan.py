@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from fxquant.config.limits import Position
 from fxquant.config.spec import Spec
 from fxquant.graph.notes import Request
@@ -38,4 +40,5 @@ class Plan:
     sites: Mapping[str, tuple[str, ...]] | None = None  # the tensors that each of them observes, in training
     positions: tuple[Position, ...] = ()  # of the target: what holds between scales that are powers of two
     probe: Probe | None = None  # inputs on which moves of scales are measured, until these are chosen
+    means: Mapping[str, Tensor] | None = None  # of channels that ops make in float, on inputs that calibration kept
     boundary: Boundary | None = None  # inputs and outputs that are integers

@@ -1,0 +1,195 @@
+"""Biases of a few bits, corrected one after the other: each takes back what the ops before it do, as they are rounded.
+
+    b' = b + E[y] - E[y made of rounded tensors, with all biases before as they are now]          then b' is rounded
+
+What rounding a bias loses is the same at every place, so that it does not average out behind it. But it moves means by
+what is known beforehand, and the next bias takes that back. Finer grids are tried as well, which cut the largest biases
+off: those often belong to channels that a relu shuts anyway, or that a clip holds. One pass in float, and one as it is
+quantized, over inputs that calibration kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxquant.algorithms.grids import Grids
+from fxquant.algorithms.replay import Runner
+from fxquant.algorithms.rounded import rounded
+from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
+from fxquant.config.spec import Spec
+from fxquant.errors import ConfigError
+from fxquant.graph.algorithm import Algorithm, Watched
+from fxquant.graph.context import Context
+from fxquant.graph.notes import note_of
+from fxquant.graph.region import Region, plan_of
+from fxquant.numerics.affine import choose_qparams, fake_quantize
+from fxquant.numerics.ranges import given_or_own_range
+from fxquant.numerics.weights.qat_block import QatBlock
+from fxquant.ops.table import Op
+from fxquant.passes.look_again import kept_inputs, watch_inputs
+
+_FINER = 2  # grids that are tried beside that on which all of a bias fits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredBias(Algorithm):
+    """Correct biases that are stored in a few bits, on at least `samples` inputs, if calibration kept as many.
+
+    It goes after what chooses weights. Other biases are left as they are.
+    """
+
+    samples: int = 32
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ConfigError(f"MeasuredBias(samples={self.samples!r}): expected a positive whole number, such as 32.")
+
+    def watch(self, region: Region, context: Context) -> Iterable[Watched]:
+        return watch_inputs(region) if any(True for _ in _meant(region, context)) else ()
+
+    @torch.no_grad()
+    def adapt(self, region: Region, context: Context) -> None:
+        if not isinstance(context.hardware.bias, Spec):
+            return
+        run = _Lockstep(region, Runner(region), self.samples)
+        means: dict[str, Tensor] = {}
+        for node in run:
+            op = context.ops.of_node(node, region)
+            if op is not None and op.has_weight and op.channels_at is not None and node.op == "call_module":
+                means[node.name] = run.mean(node, op)
+        plan_of(region).means = means or None
+
+    @torch.no_grad()
+    def apply(self, region: Region, context: Context) -> None:
+        means, plan_of(region).means = plan_of(region).means, None
+        if not means:
+            return
+        meant = {op.node: op for op in _meant(region, context) if op.node.name in means}
+        tensors, biases = rounded(region, context), {node: _Bias(op) for node, op in meant.items()}
+        for node, bias in biases.items():
+            tensors.setdefault(str(node.target), {})["bias"] = bias.stored
+        run = _Lockstep(region, Runner(region, Grids(region).quantize, tensors), self.samples)
+        for node in run:
+            if node in biases:
+                op, bias = meant[node].op, biases[node]
+                wanted = bias.values + (means[node.name] - run.mean(node, op)).to(bias.values)
+                tried = [(spec, bias.rounded(wanted, spec)) for spec in bias.grids(wanted)]
+                losses = [run.loss(node, op, wanted - bias.stored, made - bias.stored) for _, made in tried]
+                spec, made = tried[losses.index(min(losses))]
+                run.add(node, op, made - bias.stored)
+                bias.put(wanted, spec)
+
+
+def _meant(region: Region, context: Context) -> Iterator[WeightedOp]:
+    """Ops with a bias of a few bits, whose module is called once."""
+    ops = list(weighted_ops(region, context))
+    calls = [op.module for op in ops]
+    for op in ops:
+        note, bias = note_of(op.node), op.module._parameters.get("bias")
+        few = note is not None and isinstance(note.bias, Spec)
+        if few and isinstance(bias, Tensor) and calls.count(op.module) == 1:
+            yield op
+
+
+class _Bias:
+    """A bias of a few bits: its values, and those that are stored."""
+
+    def __init__(self, op: WeightedOp) -> None:
+        note, values = note_of(op.node), op.module._parameters["bias"]
+        assert note is not None and isinstance(note.bias, Spec) and values is not None
+        self._op, self._note, self._spec = op, note, note.bias
+        self.values = values.detach()
+        self.stored = self.rounded(self.values, self._spec)
+
+    def rounded(self, values: Tensor, spec: Spec) -> Tensor:
+        ends = given_or_own_range(values.float(), spec)
+        return fake_quantize(values.float(), *choose_qparams(*ends, spec), spec).to(values.dtype)
+
+    def grids(self, values: Tensor) -> list[Spec]:
+        """That on which all values fit, and finer ones, if zero is in the middle of it."""
+        if not self._spec.symmetric:
+            return [self._spec]
+        scale = float(choose_qparams(*given_or_own_range(values.float(), self._spec), self._spec)[0])
+        ends = [self._spec.quant_max * scale / 2**step for step in range(_FINER + 1)]
+        return [self._spec.with_(observer="fixed", range=(-end, end)) for end in ends]
+
+    def put(self, values: Tensor, spec: Spec) -> None:
+        """Store other values, on another grid."""
+        self._op.module._parameters["bias"] = nn.Parameter(values, requires_grad=False)
+        self._op.node.meta["note"] = dataclasses.replace(self._note, bias=spec)
+        if type(self._op.module) is QatBlock:
+            self._op.module.__dict__["bias_spec"] = spec
+
+
+class _Lockstep:
+    """A graph on several calls at once, node by node; values go when nothing reads them any more."""
+
+    def __init__(self, region: Region, runner: Runner, samples: int) -> None:
+        self._runner, self._nodes = runner, list(region.graph.nodes)
+        found, count = list[list[Any]](), 0
+        for call in kept_inputs(region):
+            if count < samples:
+                found.append(call)
+                count += max((len(value) for value in call if isinstance(value, Tensor) and value.dim()), default=1)
+        self._values: list[dict[fx.Node, Any]] = [{} for _ in found]
+        self._calls = found
+
+    def __iter__(self) -> Iterator[fx.Node]:
+        """The nodes, after each is computed."""
+        given = 0
+        last = {source: node for node in self._nodes for source in node.all_input_nodes}
+        done: dict[fx.Node, list[fx.Node]] = {}
+        for source, node in last.items():
+            done.setdefault(node, []).append(source)
+        for node in self._nodes if self._calls else ():
+            for call, values in zip(self._calls, self._values, strict=True):
+                self._runner.env = values
+                values[node] = call[given] if node.op == "placeholder" else self._runner.run_node(node)
+            given += node.op == "placeholder"
+            yield node
+            for source in done.get(node, ()):
+                for values in self._values:
+                    del values[source]
+
+    def mean(self, node: fx.Node, op: Op) -> Tensor:
+        """Of the channels of what an op made, over all calls."""
+        total, count = torch.zeros((), dtype=torch.float64), 0
+        for values in self._values:
+            made = values[node].movedim(op.channels_at, 0).flatten(1)
+            total = total + made.double().sum(1).cpu()
+            count += made.shape[1]
+        return total / count
+
+    def add(self, node: fx.Node, op: Op, by: Tensor) -> None:
+        """Add a number to each channel of what an op made."""
+        for values in self._values:
+            values[node] = _plus(values[node], op, by)
+
+    def loss(self, node: fx.Node, op: Op, wanted: Tensor, by: Tensor) -> float:
+        """How far what an op made is with one addition from what it is with another, behind what follows it at once."""
+        user = next(iter(node.users), node)
+        follows = len(node.users) == 1 and user.all_input_nodes == [node] and user.op != "output"
+        total = 0.0
+        for values in self._values:
+            ends = [_plus(values[node], op, each) for each in (wanted, by)]
+            if follows:
+                ends = [self._after(user, node, end) for end in ends]
+            total += float((ends[0] - ends[1]).square().sum())
+        return total
+
+    def _after(self, user: fx.Node, node: fx.Node, value: Tensor) -> Tensor:
+        self._runner.env = {node: value}
+        made = self._runner.run_node(user)
+        return made if isinstance(made, Tensor) else value
+
+
+def _plus(made: Tensor, op: Op, by: Tensor) -> Tensor:
+    assert op.channels_at is not None
+    shape = [-1 if axis == op.channels_at % made.dim() else 1 for axis in range(made.dim())]
+    return made + by.to(made).view(shape)
