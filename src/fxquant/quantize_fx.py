@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fxquant.algorithms import DEFAULT, Algorithm
 from fxquant.arguments import (
@@ -58,7 +58,7 @@ from fxquant.flows.decide import decide, decide_for_training, leaves_target_open
 from fxquant.flows.pipelines import CONNECT, CONVERT, FREEZE, FUSE, PREPARE, PREPARE_QAT
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
-from fxquant.graph.first_call import waiting
+from fxquant.graph.first_call import Waiting, waiting, waiting_converted
 from fxquant.graph.own import copy_model
 from fxquant.graph.region import Region, Stage, origin_of, regions, set_origin, stage_of
 from fxquant.graph.run_passes import run_passes
@@ -120,8 +120,8 @@ def prepare_fx(
     `qconfig_mapping` is a QConfigMapping, a qconfig_dict, a callable `(name, kind, op) -> QConfig | "float" | None`, or
     a tuple of such. `concrete_args` fixes plain arguments of `forward`, by name. Run data through the result
     (`calibrate`), then `convert_fx` it. The model itself is not changed. Without example inputs it is captured at its
-    first call. `sizes="any"` fixes no size and no length of a list that the example shows: code that depends on them
-    runs as written, around the parts that do not.
+    first call; until then `.graph` is that of the float model. `sizes="any"` fixes no size and no length of a list that
+    the example shows: code that depends on them runs as written, around the parts that do not.
 
     `algorithms` (fxquant.algorithms) make the result better from calibration to conversion; () does without.
 
@@ -152,7 +152,7 @@ def prepare_fx(
     )
     job = functools.partial(_prepare, context=context, method=method, sizes=sizes, concrete=concrete_args or {})
     if example_inputs is None and example_kwargs is None:
-        return waiting(model, job)
+        return waiting(model, job, _look)
     return job(model, *read_examples(example_inputs, example_kwargs))
 
 
@@ -202,8 +202,16 @@ def prepare_qat_fx(
     context = Context(rules=rules, custom=custom, target=hardware, strict=strict, training=True)
     job = functools.partial(_prepare, context=context, method=method, sizes=sizes, concrete=concrete_args or {})
     if example_inputs is None and example_kwargs is None:
-        return waiting(own, job)
+        return waiting(own, job, _look)
     return job(own, *read_examples(example_inputs, example_kwargs))
+
+
+def _look(model: nn.Module) -> fx.Graph:
+    """The graph of a model as a trace without inputs has it: nothing is known of its tensors, so nothing is decided."""
+    with left_as_it_was(model):
+        captured = capture(clone_tree(model, share_objects=False), None, method="symbolic")
+    assert isinstance(captured, Region)
+    return captured.graph
 
 
 def _prepare(
@@ -268,7 +276,9 @@ def convert_fx(
 ) -> nn.Module:
     """Turn a calibrated model into one with int8 weights on plain integer tensors. The input is not changed.
 
-    One that saw no data becomes a model that waits for the state_dict of a calibrated one, and does not run before.
+    One that saw no data becomes a model that waits for the state_dict of a calibrated one, and does not run before. If
+    it was prepared without example inputs, too, its first call is the example, and what `load_state_dict` was given is
+    checked then.
 
     It runs as machine code where that can be made (`engine="native"`, extra `fxquant[native]`), else on torch's int8
     ops ("onednn"). A model on machine code moves on to torch's ops, for good, when `torch.jit.trace` or `torch.export`
@@ -293,6 +303,9 @@ def convert_fx(
     check_engine(engine)
     custom = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
     check_preserved(graph_module, custom.preserved_attributes, "convert_fx")
+    if isinstance(graph_module, Waiting):
+        again = functools.partial(convert_fx, convert_custom_config=custom, engine=engine)
+        return waiting_converted(graph_module, again)
     if engine == AUTO and is_calibrated(graph_module, "convert_fx"):
         run = run_examples(_convert(graph_module, custom, REFERENCE))
         return fastest(convert_on_engines(graph_module, custom), run)

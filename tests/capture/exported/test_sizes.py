@@ -119,7 +119,38 @@ def test_training_without_an_example_keeps_the_parameters_that_an_optimizer_has(
     assert fq.convert_fx(prepared)(torch.randn(2, 3, 8, 8)).shape == (2, 4, 64)
 
 
-@pytest.mark.parametrize("call", [fq.convert_fx, fq.freeze, fq.explain])
+@pytest.mark.parametrize("engine", ["onednn", "reference"])
+def test_a_state_dict_into_a_model_that_saw_no_example(engine: Any) -> None:
+    """The static tutorial's way to load: prepare without inputs, convert, load_state_dict."""
+    torch.manual_seed(0)
+    model, x, qconfig = Anchors().eval(), torch.randn(2, 3, 8, 8), {"": fq.get_default_qconfig("x86")}
+    known = fq.convert_fx(fq.calibrate(fq.prepare_fx(model, qconfig), [x]), engine=engine)
+    waits = fq.convert_fx(fq.prepare_fx(model, qconfig), engine=engine)
+    with pytest.raises(StageError, match="without example inputs"):
+        waits.state_dict()
+    waits.load_state_dict(known.state_dict())
+    assert list(waits.state_dict()) == list(known.state_dict())
+    assert torch.equal(waits(x), known(x))
+    assert isinstance(waits, Region)
+    never = fq.convert_fx(fq.prepare_fx(model, qconfig), engine=engine)
+    with pytest.raises(StageError, match="load_state_dict"):
+        never(x)
+    never.load_state_dict(known.state_dict())
+    assert torch.equal(never(x), known(x))
+    wrong = fq.convert_fx(fq.prepare_fx(model, qconfig), engine=engine)
+    wrong.load_state_dict(model.state_dict())
+    with pytest.raises(RuntimeError, match="load"):
+        wrong(x)
+    ranges = fq.convert_fx(fq.prepare_fx(model, {"": fq.default_dynamic_qconfig}), engine=engine)
+    assert ranges(x).shape == model(x).shape  # these need no data
+
+
+def test_the_graph_of_a_model_that_waits() -> None:
+    prepared = fq.prepare_fx(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).eval(), MAPPING)
+    assert [node.op for node in prepared.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
+
+
+@pytest.mark.parametrize("call", [fq.freeze, fq.explain])
 def test_what_needs_a_captured_model_says_so(call: Any) -> None:
     prepared = fq.prepare_fx(Anchors().eval(), MAPPING)
     with pytest.raises(StageError, match="without example inputs"):
