@@ -31,7 +31,8 @@ SELF = "_self"  # see Region._self
 _OWN = (
     run_forward,
     *(guards.check_fixed, guards.check_given, guards.check_same, guards.check_sizes),
-    *(guards.unpack, guards.pack, guards.take_item, guards.check_items, guards.check_key, guards.apply_in_place),
+    *(guards.unpack, guards.pack, guards.take_item, guards.check_items, guards.check_key),
+    *(guards.apply_in_place, guards.read_now),
     *(convert_weights.dequantize_rows, convert_weights.pool_rows, convert_weights.output_padding),
     *(cells.lstm_gates, cells.gru_gates, cells.rnn_gates, attention.join_masks, transformer.clear_padding),
 )

@@ -147,6 +147,11 @@ def check_sizes(tensors: tuple[torch.Tensor, ...], names: tuple[str, ...], condi
         )
 
 
+def read_now(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as it is at this place of a graph: what is done to tensors where they are made is no use for it."""
+    return tensor
+
+
 @has_side_effect
 def apply_in_place(tensor: torch.Tensor, method: str, *args: object, **kwargs: object) -> object:
     """Call an in-place method. fx takes `call_method` nodes for pure, so one without users would be dropped."""

@@ -16,6 +16,7 @@ from fxquant.capture import capture
 from fxquant.capture.canonical.functionalize import functionalize
 from fxquant.capture.capture import Method
 from fxquant.graph.region import Region
+from fxquant.numerics.affine import sqnr_db
 from fxquant.ops.table import OPS
 
 both = pytest.mark.parametrize("method", ["symbolic", "export"])
@@ -260,3 +261,59 @@ def test_tensors_kept_in_one_container_do_not_share_memory_by_that() -> None:
     heads, levels = prepared(x)
     (heads["first"].sum() + levels["second"].sum()).backward()
     assert all(parameter.grad is not None for parameter in prepared.parameters())
+
+
+def set_item(y: Tensor, x: Tensor) -> Tensor:
+    y[:, 0] = 5
+    return y
+
+
+def into_zeros(y: Tensor, x: Tensor) -> Tensor:
+    shifted = torch.zeros_like(y)
+    shifted[:, 1:] = y[:, :-1]
+    return shifted
+
+
+def through_a_view(y: Tensor, x: Tensor) -> Tensor:
+    y[:, :1].mul_(9)
+    return y
+
+
+def detached(y: Tensor, x: Tensor) -> Tensor:
+    y.detach().mul_(-9)
+    return y
+
+
+def copied(y: Tensor, x: Tensor) -> Tensor:
+    y.copy_(9 * x)
+    return y
+
+
+def of_the_input(y: Tensor, x: Tensor) -> Tensor:
+    x[:, 0] = 5
+    return x
+
+
+class Written(nn.Module):
+    """A product reads a tensor that was written to after it was made."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.write = nn.Linear(4, 4), nn.Linear(4, 4), write
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        before = self.b(y)
+        return self.b(self.write(y, x)) + before
+
+
+@both
+@pytest.mark.parametrize("write", [set_item, into_zeros, through_a_view, detached, copied, of_the_input])
+def test_products_read_what_was_written(write: Callable[[Tensor, Tensor], Tensor], method: Method) -> None:
+    model, x = Written(write).eval(), torch.randn(8, 4)
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), (x.clone(),), method=method)
+    prepared(x.clone())
+    quantized = fq.convert_fx(prepared, engine="reference")
+    assert sqnr_db(model(x.clone()), quantized(x.clone())) > 25
+    assert fq.explain(quantized).int8_share >= 2 / 3  # what makes a tensor that is written to stays in float

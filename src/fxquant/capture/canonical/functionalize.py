@@ -4,7 +4,8 @@
 
 That is right only if nothing else shares x's memory and is read later. Where something does, and for mutation that
 has no out-of-place twin (`x[i] = y`, `copy_`), the mutation stays and every node that may share that memory gets
-`meta["mutated"] = True`, so that annotate leaves it in float.
+`meta["mutated"] = True`, so that annotate leaves it in float. A product that reads such a tensor gets it through
+`read_now`, so that it is observed and rounded where it is read, not where it was made.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from torch import fx
 from torch.fx.node import Target
 
 from fxquant.capture.canonical.alias import AliasSets
-from fxquant.capture.guards import apply_in_place
+from fxquant.capture.guards import apply_in_place, read_now
 from fxquant.graph.nodes import TensorInfo
 from fxquant.graph.region import Region
-from fxquant.ops.table import OPS, OpTable
+from fxquant.ops.table import OPS, OpTable, Role, activation_nodes
 
 
 def functionalize(region: Region, ops: OpTable = OPS) -> Region:
@@ -39,6 +40,7 @@ def functionalize(region: Region, ops: OpTable = OPS) -> Region:
         plans = {node: _is_private(node, mutates, same if _is_view(node, ops) else sets, order) for node in mutates}
         for node in mutates:
             _rewrite(node, region, ops, plans[node], sets)
+        _read_in_order(region, ops)
     for node in mutates:
         if node.op == "call_module":
             cast(Any, region.get_submodule(str(node.target))).inplace = False
@@ -156,6 +158,19 @@ def _rewrite(node: fx.Node, region: Region, ops: OpTable, private: bool, sets: A
         write.meta = dict(node.meta)
         node.replace_all_uses_with(write)
         graph.erase_node(node)
+
+
+def _read_in_order(region: Region, ops: OpTable) -> None:
+    for node in list(region.graph.nodes):
+        op = ops.of_node(node, region)
+        if op is None or op.role is not Role.COMPUTE:
+            continue
+        for operand in dict.fromkeys(activation_nodes(node, op)):
+            if operand.meta.get("mutated"):
+                with region.graph.inserting_before(node):
+                    read = region.graph.call_function(read_now, (operand,))
+                read.meta = {key: value for key, value in operand.meta.items() if key != "mutated"}
+                node.replace_input_with(operand, read)
 
 
 def _after(node: fx.Node) -> set[fx.Node]:

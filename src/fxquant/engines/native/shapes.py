@@ -5,6 +5,7 @@ The graph is run twice on tensors without memory, with two batches: what changes
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -92,13 +93,18 @@ def _run_on_zeros(module: nn.Module, args: tuple[object, ...], kwargs: dict[str,
     return pytree.tree_map_only(Tensor, lambda x: _cast(x, x.dtype), module(*args, **kwargs))
 
 
+def _writes(node: fx.Node) -> bool:
+    overload = node.target if isinstance(node.target, torch._ops.OpOverload) else None
+    return node.target in (apply_in_place, operator.setitem) or (overload is not None and overload._schema.is_mutable)
+
+
 def find_shapes(root: nn.Module, graph: fx.Graph, inputs: Sequence[object]) -> tuple[Shapes, Values]:
     """(node -> Shape, a tuple of such, or None for what is not a tensor; node -> value with a batch of 2).
 
     `inputs` are the values of the placeholders. All tensors among them have the batch in front. Raises Unread if the
     graph does not run like that. Numbers that do not depend on the batch become constants of the graph.
     """
-    if any(node.target is apply_in_place for node in graph.nodes):
+    if any(map(_writes, graph.nodes)):
         raise Unread("it writes to tensors in place")
     tensors: dict[int, tuple[Tensor, Tensor]] = {}
     runs = []
