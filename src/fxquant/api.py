@@ -25,6 +25,7 @@ from fxquant.engines.table import as_engine
 from fxquant.errors import ArchiveError, ConfigError, FxQuantError
 from fxquant.flows.calibrate import as_example, calibrate, peek
 from fxquant.flows.decide import decide
+from fxquant.graph.hooks import warn_of_lost_hooks
 from fxquant.precision.auto import Precision, assured, check_precision, keep_first
 from fxquant.precision.eaten import find_eaten, warn_eaten
 from fxquant.quantize_fx import convert_fx, convert_on_engines, prepare_fx
@@ -195,6 +196,7 @@ def save(model: nn.Module, path: str | Path) -> Path:
         'net.fq'
     """
     target = Path(path)
+    warn_of_lost_hooks(model, "save")
     write_archive(model, target)
     return target
 

@@ -12,6 +12,7 @@ from fxquant.export.encodings import export_json as _export_json
 from fxquant.export.executorch.export import export_executorch as _export_executorch
 from fxquant.export.onnx.export import export_onnx as _export_onnx
 from fxquant.export.pt2 import export_pt2 as _export_pt2
+from fxquant.graph.hooks import warn_of_lost_hooks
 from fxquant.graph.region import Stage, regions, stage_of
 from fxquant.integers.dump import dump_integers as _dump_integers
 from fxquant.integers.reference import integer_reference as _integer_reference
@@ -29,7 +30,9 @@ def converted(model: nn.Module) -> nn.Module:
 def _of_any_stage(call: _Call) -> _Call:
     @functools.wraps(call)
     def convert_and_call(model: nn.Module, *args: object, **kwargs: object) -> object:
-        return call(converted(model), *args, **kwargs)
+        found = converted(model)
+        warn_of_lost_hooks(found, call.__name__)
+        return call(found, *args, **kwargs)
 
     return cast("_Call", convert_and_call)
 

@@ -59,6 +59,7 @@ from fxquant.flows.pipelines import CONNECT, CONVERT, FREEZE, FUSE, PREPARE, PRE
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
 from fxquant.graph.first_call import Waiting, waiting, waiting_converted
+from fxquant.graph.hooks import warn_of_traced_hooks
 from fxquant.graph.own import copy_model
 from fxquant.graph.region import Region, Stage, origin_of, regions, set_origin, stage_of
 from fxquant.graph.run_passes import run_passes
@@ -227,6 +228,7 @@ def _prepare(
     check_concrete(model, concrete, args, kwargs)
     with left_as_it_was(model):
         prepared, contexts = assemble(model, args, kwargs, context, method=method, sizes=sizes, concrete=concrete)
+    warn_of_traced_hooks(model, prepared)
     check_boundaries(prepared, contexts)
     found = open_regions(prepared, contexts)
     passes = PREPARE_QAT if context.training else PREPARE

@@ -18,6 +18,7 @@ from fxquant.capture.conditions import as_conditions
 from fxquant.capture.symbolic.trace import run_forward
 from fxquant.errors import ArchiveError, InputError
 from fxquant.graph.boundary import Boundary
+from fxquant.graph.hooks import HOOK_TABLES
 from fxquant.graph.lowering import start_lowering
 from fxquant.graph.origin import Origin
 from fxquant.graph.paths import find_module
@@ -35,10 +36,6 @@ _OWN = (
     *(guards.apply_in_place, guards.read_now),
     *(convert_weights.dequantize_rows, convert_weights.pool_rows, convert_weights.output_padding),
     *(cells.lstm_gates, cells.gru_gates, cells.rnn_gates, attention.join_masks, transformer.clear_padding),
-)
-_HOOK_TABLES = (
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
 )
 
 
@@ -90,7 +87,7 @@ def build_region(row: Row, part: nn.Module | None, code: Code) -> Region:
     start_lowering(region)
     plan_of(region).boundary = boundary if isinstance(boundary, Boundary) else None
     if origin.flat and part is not None:
-        for table in _HOOK_TABLES:  # of a stock module by itself; those inside a graph are not run
+        for table in HOOK_TABLES:  # of a stock module by itself; those inside a graph are not run
             region.__dict__[table] = part.__dict__[table]
     return region
 

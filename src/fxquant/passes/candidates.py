@@ -15,6 +15,7 @@ from fxquant.config.rules import Choice, Site
 from fxquant.config.spec import Spec
 from fxquant.config.target import Target
 from fxquant.graph import torch_compat
+from fxquant.graph.hooks import has_forward_hooks
 from fxquant.graph.nodes import TensorInfo, full_path, tensor_info
 from fxquant.graph.notes import LEFT_ALONE, WRAPPED, Decision
 from fxquant.graph.paths import join_path
@@ -129,6 +130,8 @@ def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region:
     if node.meta.get("mutated"):
         return "its tensor is changed in place"
     module = region.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if module is not None and not op.has_weight and has_forward_hooks(module):
+        return "it has hooks, which may change what it returns"
     if op.unless is not None and (reason := op.unless(node, module)) is not None:
         return reason
     if op.has_weight and module is None:

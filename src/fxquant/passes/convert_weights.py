@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from fxquant.config.spec import Spec
 from fxquant.graph import torch_compat
+from fxquant.graph.hooks import move_hooks
 from fxquant.graph.nibbles import pack
 from fxquant.graph.notes import Note, note_of
 from fxquant.graph.paths import set_submodule
@@ -143,6 +144,7 @@ def _hold(call: _Call, q: Tensor, scale: Tensor, zero: Tensor) -> QuantizedWeigh
     tail = tuple(call.weight.shape[1:]) if _is_packed(spec) else None
     holder = QuantizedWeight(call.op.kind, spec.stored(), tail)
     holder.__dict__["shell"] = shell_of(call.module)
+    move_hooks(holder.shell, holder)
     holder.register_buffer("weight", q)
     holder.register_buffer("weight_scale", scale)
     holder.register_buffer("weight_zero_point", None if spec.symmetric and spec.signed else zero)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from fxquant.graph.context import Context
+from fxquant.graph.hooks import has_forward_hooks
 from fxquant.graph.region import Region
 
 
@@ -13,6 +14,8 @@ def drop_dropout(region: Region, context: Context) -> None:
     for node in list(region.graph.nodes):
         op, source = context.ops.of_node(node, region), node.args[0] if node.args else None
         if op is None or not op.random or node.op != "call_module" or not isinstance(source, fx.Node):
+            continue
+        if has_forward_hooks(region.get_submodule(str(node.target))):
             continue
         users = list(node.users)
         node.replace_all_uses_with(source)

@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 
 from fxquant.graph.context import Context
+from fxquant.graph.hooks import has_forward_hooks
 from fxquant.graph.nodes import tensor_info
 from fxquant.graph.region import Region
 from fxquant.ops.table import OpTable
@@ -37,7 +38,7 @@ def _does_nothing(node: fx.Node, source: fx.Node, region: Region, ops: OpTable) 
         return False
     if op.noop and node.op == "call_module":
         module = region.get_submodule(str(node.target))
-        return isinstance(module, nn.Identity) or not module.training
+        return (isinstance(module, nn.Identity) or not module.training) and not has_forward_hooks(module)
     if not op.casts or node.meta.get("mutated"):
         return False
     before, after = tensor_info(source), tensor_info(node)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxquant.graph.context import Context, Guard
+from fxquant.graph.hooks import has_forward_hooks
 from fxquant.graph.nodes import only_user, tensor_info
 from fxquant.graph.paths import set_submodule
 from fxquant.graph.region import Region, plan_of
@@ -94,6 +95,8 @@ def _why_not(
     weight = module.weight
     if not isinstance(weight, Tensor) or not isinstance(norm, BatchNorm):
         return "it is no plain batch norm"
+    if module._forward_hooks or has_forward_hooks(norm):
+        return "hooks are called between them"
     if owners[id(weight)] != 1:
         return f"the weight of {producer.target} is used by another module"
     if norm.running_mean is None or norm.running_var is None:

@@ -14,16 +14,13 @@ from fxquant.capture.piecewise.calls import Call
 from fxquant.capture.source_lines import reason
 from fxquant.errors import CaptureError
 from fxquant.graph.clone_tree import clone_tree
+from fxquant.graph.hooks import move_hooks
 from fxquant.graph.nodes import TensorInfo, record_tensors
 from fxquant.graph.origin import Origin
 from fxquant.graph.region import Region
 from fxquant.ops.table import OpTable
 
 CHILD = "op"
-_HOOK_TABLES = (
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-)
 
 
 def is_weighted_leaf(module: nn.Module, ops: OpTable) -> bool:
@@ -55,9 +52,7 @@ def leaf_region(module: nn.Module, calls: list[Call], ops: OpTable) -> Region:
     origin = Origin(user_class=type(module), method="leaf", num_inputs=1, input_names=("input",), flat=CHILD)
     region = Region(shell, graph, origin)
     region.training = module.training
-    for table in _HOOK_TABLES:  # hooks run around the region, so that converting does not lose them
-        region.__dict__[table] = inner.__dict__[table]
-        inner.__dict__[table] = type(inner.__dict__[table])()
+    move_hooks(inner, region)  # they run around the region, so that converting does not lose them
     if calls:
         _check(region, module, calls)
     else:

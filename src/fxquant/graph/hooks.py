@@ -1,0 +1,70 @@
+"""The forward hooks of modules: which have some, which a graph does not call, and how they go to another module."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+
+from torch import nn
+
+from fxquant.graph.lowering import reference_graph
+from fxquant.graph.paths import is_within, join_path
+from fxquant.graph.region import Region, Stage, regions, stage_of
+
+HOOK_TABLES = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+)
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether code of the user's runs before or after a call of this module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def move_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Give `new` the hooks of `old`, which loses them; the tables themselves may be shared with others, and stay."""
+    for table in HOOK_TABLES:
+        new.__dict__[table] = old.__dict__[table]
+        old.__dict__[table] = OrderedDict()
+
+
+def warn_of_traced_hooks(model: nn.Module, captured: nn.Module) -> None:
+    """Tell of hooks that became part of a graph: what they return is in it, what they note down is not."""
+    found = []
+    for path, region in regions(captured):
+        called = [str(node.target) for node in region.graph.nodes if node.op == "call_module"]
+        inside = [at for at, module in region.named_modules() if at and has_forward_hooks(module)]
+        found += [join_path(path, at) for at in inside if not any(is_within(at, other) for other in called)]
+        if has_forward_hooks(model.get_submodule(path)) and not has_forward_hooks(region):
+            found.append(path or "the model")
+    if found:
+        warnings.warn(
+            f"hooks of {', '.join(map(repr, dict.fromkeys(found)))} were traced: what they return is part of the "
+            "graph, but they are not called any more, so what they record is not seen. Hooks of single ops, and of "
+            "modules that the custom config names as non-traceable, are called.",
+            stacklevel=4,
+        )
+
+
+def warn_of_lost_hooks(model: nn.Module, caller: str) -> None:
+    """Tell of hooks of int8 ops, which are code and so not in a file."""
+    found = []
+    for path, region in regions(model):
+        if stage_of(region) is not Stage.CONVERTED:
+            continue
+        read = {str(node.target).rpartition(".")[0] for node in reference_graph(region).nodes if node.op == "get_attr"}
+        found += [join_path(path, at) for at in sorted(read) if _has_hooks_at(region, at)]
+    if found:
+        warnings.warn(
+            f"{caller}: the hooks of {', '.join(map(repr, found))} are Python, and not in what is written. If they "
+            "change values, put that into the model's code, and quantize again.",
+            stacklevel=3,
+        )
+
+
+def _has_hooks_at(region: Region, path: str) -> bool:
+    try:
+        return bool(path) and has_forward_hooks(region.get_submodule(path))
+    except AttributeError:
+        return False

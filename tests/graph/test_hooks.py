@@ -1,0 +1,74 @@
+"""Hooks that a model has before it is prepared: those of single ops go on being called, of others a warning tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+from fxquant.numerics.affine import sqnr_db
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.drop, self.out = nn.Dropout(), nn.Conv2d(8, 4, 1)
+        self.stem[1].running_mean.normal_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.drop(self.stem(x)))
+
+
+X = torch.randn(2, 3, 8, 8)
+
+
+def converted(model: nn.Module, engine: Any = "onednn") -> nn.Module:
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), (X,))
+    prepared(X)
+    return fq.convert_fx(prepared, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["onednn", "reference"])
+@pytest.mark.parametrize("path", ["stem.0", "stem.1", "stem.2", "drop", "out"])
+def test_hooks_of_ops_go_on_being_called(path: str, engine: Any) -> None:
+    model, seen = Net().eval(), []
+    model.get_submodule(path).register_forward_hook(lambda module, args, result: seen.append(path) or 3 * result + 1)
+    model.get_submodule(path).register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    expected = model(X)
+    quantized = converted(model, engine)
+    seen.clear()
+    assert sqnr_db(expected, quantized(X)) > 25
+    assert seen == [path]
+    assert model.get_submodule(path)._forward_hooks  # the float model keeps its own
+
+
+def test_a_trained_model_calls_them() -> None:
+    model, seen = Net().train(), []
+    model.out.register_forward_hook(lambda module, args, result: seen.append(1) or -result)
+    prepared = fq.prepare_qat_fx(model, fq.get_default_qat_qconfig_mapping("x86"), (X,))
+    prepared(X).sum().backward()
+    quantized = fq.convert_fx(prepared.eval())
+    seen.clear()
+    assert sqnr_db(prepared(X), quantized(X)) > 30
+    assert len(seen) == 2
+
+
+def test_hooks_that_are_traced_are_told_of() -> None:
+    model = Net().eval()
+    model.stem.register_forward_hook(lambda module, args, result: 2 * result)
+    with pytest.warns(UserWarning, match="hooks of 'stem' were traced"):
+        quantized = converted(model)
+    assert sqnr_db(model(X), quantized(X)) > 25
+
+
+def test_hooks_are_not_in_files(tmp_path: Path) -> None:
+    model = Net().eval()
+    model.out.register_forward_hook(lambda module, args, result: 2 * result)
+    with pytest.warns(UserWarning, match="save: the hooks of 'out' are Python"):
+        fq.save(converted(model), tmp_path / "net.fq")
