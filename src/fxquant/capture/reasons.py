@@ -67,6 +67,10 @@ class Cause(Enum):
         "one graph does not cover all of its calls: {found}",
         "give the calls the same kind of arguments, or use one module for each",
     )
+    CONSTANT = (
+        "values are written into a tensor that does not come from an input, such as torch.zeros(4)",
+        "make it from an input (x.new_zeros(4), torch.zeros_like), or join the parts with torch.stack or torch.cat",
+    )
     OBJECT = (
         "a graph cannot hold a {cls}",
         f"{_IF_PARTS} return tensors in tuples, lists or dicts",

@@ -24,6 +24,7 @@ from fxquant.capture.request import Request
 from fxquant.capture.source_lines import locate, reason, reason_of, set_origins
 from fxquant.capture.symbolic.concrete import (
     DataDependent,
+    Refused,
     Values,
     decide,
     seeing_proxies,
@@ -40,6 +41,12 @@ from fxquant.graph.region import Region
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_IN_PLACE = frozenset(
+    (
+        *("setitem", "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__"),
+        *("__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__"),
+    )
+)
 
 
 class _Tracer(fx.Tracer):
@@ -80,6 +87,10 @@ class _Tracer(fx.Tracer):
             except Exception:
                 if self.tried_again:  # with sizes, which is how it may be looked into
                     raise
+        if _writes_to_constant(target, args, kwargs):
+            refused = Refused(Cause.CONSTANT.because())
+            self.__dict__.setdefault("refused", []).append(refused)  # the user's code may catch it
+            raise refused
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
         if self.values is not None:
             example, data = self.values.evaluate(kind, target, args, kwargs)
@@ -177,6 +188,16 @@ class _Tracer(fx.Tracer):
             if isinstance(a, (tuple, list, dict, slice)):  # what is in it has been named
                 raise
             raise _Unholdable(Cause.OBJECT.because(cls=f"{type(a).__module__}.{type(a).__qualname__}")) from error
+
+
+def _writes_to_constant(target: Any, args: Any, kwargs: Any) -> bool:
+    """Whether what is traced goes into a tensor that is not: `t = torch.zeros(4); t[0] = x`. In a graph it would be
+    one tensor for all calls, with what this trace wrote to it."""
+    if isinstance(kwargs.get("out"), torch.Tensor):
+        return True
+    name = str(getattr(target, "__name__", target))
+    in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+    return in_place and bool(args) and isinstance(args[0], torch.Tensor)
 
 
 class _Unholdable(NotImplementedError):
