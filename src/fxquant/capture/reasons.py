@@ -71,6 +71,10 @@ class Cause(Enum):
         "values are written into a tensor that does not come from an input, such as torch.zeros(4)",
         "make it from an input (x.new_zeros(4), torch.zeros_like), or join the parts with torch.stack or torch.cat",
     )
+    DRAWN = (
+        "random numbers are drawn that do not follow from an input, such as torch.rand(4)",
+        "draw them like an input (torch.rand_like), or pass them as one",
+    )
     OBJECT = (
         "a graph cannot hold a {cls}",
         f"{_IF_PARTS} return tensors in tuples, lists or dicts",

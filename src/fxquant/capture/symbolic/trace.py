@@ -34,6 +34,7 @@ from fxquant.capture.symbolic.given import Given, hand_on, parts_of
 from fxquant.capture.symbolic.inline import inline, is_graph
 from fxquant.capture.symbolic.look_inside import look_inside, takes_weights
 from fxquant.capture.symbolic.proxies import Proxy, StateProxy
+from fxquant.capture.symbolic.random_constants import DrawnWatch
 from fxquant.capture.symbolic.wrap import intercepting, is_wrapped
 from fxquant.errors import CaptureError, Reason
 from fxquant.graph import torch_compat
@@ -66,6 +67,7 @@ class _Tracer(fx.Tracer):
         self.containers: set[int] = set()  # ids of those that were opened as a whole
         self.handed_on = False  # one of them was given to a call
         self.values = values
+        self.drawn = DrawnWatch(lambda: values is not None and values.running)
         self.names: dict[int, str] = {}
         self.slots = request.slots
         self.leaf_names = frozenset(request.leaf_names)
@@ -88,14 +90,17 @@ class _Tracer(fx.Tracer):
                 if self.tried_again:  # with sizes, which is how it may be looked into
                     raise
         if _writes_to_constant(target, args, kwargs):
-            refused = Refused(Cause.CONSTANT.because())
-            self.__dict__.setdefault("refused", []).append(refused)  # the user's code may catch it
-            raise refused
+            raise self.refuse(Cause.CONSTANT)
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
         if self.values is not None:
             example, data = self.values.evaluate(kind, target, args, kwargs)
             proxy.__dict__.update(example=example, data=data)
         return proxy
+
+    def refuse(self, cause: Cause) -> Refused:
+        refused = Refused(cause.because())
+        self.__dict__.setdefault("refused", []).append(refused)  # the user's code may catch it
+        return refused
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
@@ -172,6 +177,8 @@ class _Tracer(fx.Tracer):
             return a.node
         if isinstance(a, Given):
             return self.create_arg(a.whole())
+        if self.drawn.holds(a):
+            raise self.refuse(Cause.DRAWN)
         self.handed_on |= id(a) in self.containers
         if a is self.root:
             return self.create_node("get_attr", "_self", (), {})  # see Region._self
@@ -244,7 +251,8 @@ def _trace(
     try:
         # what forward keeps in plain attributes would be proxies
         with request.recording.untouched(tree), intercepting(tree, tracer.call_wrapped), seeing_proxies(tree):
-            graph = tracer.trace(tree)
+            with tracer.drawn:
+                graph = tracer.trace(tree)
             if tracer.__dict__.get("refused"):  # in a `try` of the user's code
                 raise tracer.__dict__["refused"][0]
             _refuse_assigned(tree)
