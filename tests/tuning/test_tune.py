@@ -284,3 +284,10 @@ def test_a_timeout_ends_a_search() -> None:
     with pytest.warns(UserWarning, match="NOT within"):
         result = tune(model, batches(), slow, timeout=0.01)
     assert len(result.trials) == 1 and "0.01 seconds" in result.stopped
+
+
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 4)).eval(), torch.randn(2, 8)
+    with pytest.raises(fq.ConfigError, match=r"fxquant\[ray\]"):
+        fq.tune(model, [x], lambda net: 1.0, executor=fq.Ray(), engine="reference")

@@ -89,6 +89,8 @@ class Ray:
         return trials
 
     def close(self) -> None:
+        if not (self._actors or self._own):  # it did not start, for want of Ray perhaps
+            return
         import ray
 
         for actor in self._actors:
