@@ -19,7 +19,7 @@ VALUES = (
 )
 
 
-@pytest.mark.parametrize("value", VALUES, ids=str)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_a_value_comes_back(value: Any) -> None:
     again = from_json(json.loads(json.dumps(to_json(value))))
     assert type(again) is type(value) and again == value

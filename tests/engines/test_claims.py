@@ -137,7 +137,7 @@ needs_native = pytest.mark.skipif(not as_engine("native").available(), reason="n
 
 
 @needs_native
-@pytest.mark.parametrize(("kind", "tail"), zip(itertools.cycle(FLAT), sorted(TARGET.tails["linear"])))
+@pytest.mark.parametrize(("kind", "tail"), list(zip(itertools.cycle(FLAT), sorted(TARGET.tails["linear"]))))
 def test_native_code_has_it_as_well(kind: str, tail: str) -> None:
     runner = runner_of(converted(Net(kind, tail, residual=True), fq.Native(cache=None))[1])
     assert runner is not None
