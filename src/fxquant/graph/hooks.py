@@ -34,9 +34,9 @@ def warn_of_traced_hooks(model: nn.Module, captured: nn.Module) -> None:
     found = []
     for path, region in regions(captured):
         called = [str(node.target) for node in region.graph.nodes if node.op == "call_module"]
-        inside = [at for at, module in region.named_modules() if at and has_forward_hooks(module)]
+        inside = [at for at, module in region.named_modules() if at and _has_own_hooks(module)]
         found += [join_path(path, at) for at in inside if not any(is_within(at, other) for other in called)]
-        if has_forward_hooks(model.get_submodule(path)) and not has_forward_hooks(region):
+        if _has_own_hooks(model.get_submodule(path)) and not has_forward_hooks(region):
             found.append(path or "the model")
     if found:
         warnings.warn(
@@ -45,6 +45,12 @@ def warn_of_traced_hooks(model: nn.Module, captured: nn.Module) -> None:
             "modules that the custom config names as non-traceable, are called.",
             stacklevel=4,
         )
+
+
+def _has_own_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of the user's; exported programs come with some of torch's."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks)
 
 
 def warn_of_lost_hooks(model: nn.Module, caller: str) -> None:
