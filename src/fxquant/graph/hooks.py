@@ -8,7 +8,7 @@ from collections import OrderedDict
 from torch import nn
 
 from fxquant.graph.lowering import reference_graph
-from fxquant.graph.paths import is_within, join_path
+from fxquant.graph.paths import find_module, is_within, join_path
 from fxquant.graph.region import Region, Stage, regions, stage_of
 
 HOOK_TABLES = (
@@ -36,7 +36,8 @@ def warn_of_traced_hooks(model: nn.Module, captured: nn.Module) -> None:
         called = [str(node.target) for node in region.graph.nodes if node.op == "call_module"]
         inside = [at for at, module in region.named_modules() if at and _has_own_hooks(module)]
         found += [join_path(path, at) for at in inside if not any(is_within(at, other) for other in called)]
-        if _has_own_hooks(model.get_submodule(path)) and not has_forward_hooks(region):
+        source = find_module(model, path)  # none where a region stands for parameters, or for parts of a stock module
+        if source is not None and _has_own_hooks(source) and not has_forward_hooks(region):
             found.append(path or "the model")
     if found:
         warnings.warn(
