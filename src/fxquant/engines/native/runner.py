@@ -192,7 +192,7 @@ class NativeRunner(Runner):
     ) -> object:
         """Make the program for a size, run it, and compare it with the graph, unless that was done before."""
         graph = plain_graph(region)
-        text = str(graph)  # reading it folds numbers into it
+        text = f"{graph} {key} {_layouts(region)}"  # before it is read, which folds numbers into it
         made = self._attempt(region, graph, inputs)
         orders = load_verdict(self.libraries.cache, made, text) if isinstance(made, Program) else None
         if isinstance(made, Program) and not made.whole and orders is not None:
@@ -369,6 +369,11 @@ def key_of(inputs: Sequence[object]) -> Key | None:
         else:
             return None
     return tuple(key) if batch > 0 else None
+
+
+def _layouts(region: Region) -> list[tuple[int, ...]]:
+    """How the tensors of a region lie in memory: with the inputs, that decides how results do."""
+    return [order_of(tensor) for tensor in (*region.parameters(), *region.buffers())]
 
 
 def _form(key: Key) -> list[object]:

@@ -14,7 +14,7 @@ Orders = list[tuple[int, ...]]
 
 
 def _name(program: Program, graph: str) -> str:
-    """A digest of code, constants and graph: all that a result depends on, but the inputs."""
+    """A digest of code, constants and graph, with the layouts of all tensors: what a result depends on, but values."""
     total = hashlib.sha256(f"{torch.__version__} {program.name} {graph}".encode())
     total.update(program.constants.data)
     return total.hexdigest()
