@@ -31,7 +31,8 @@ def _of_any_stage(call: _Call) -> _Call:
     @functools.wraps(call)
     def convert_and_call(model: nn.Module, *args: object, **kwargs: object) -> object:
         found = converted(model)
-        warn_of_lost_hooks(found, call.__name__)
+        if isinstance(found, nn.Module):  # and not the path of a dump
+            warn_of_lost_hooks(found, call.__name__)
         return call(found, *args, **kwargs)
 
     return cast("_Call", convert_and_call)
