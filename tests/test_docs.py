@@ -66,7 +66,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_the_files_that_it_names_exist(page: Path) -> None:
     known = {
         path.relative_to(ROOT).as_posix()
-        for top in ("src", "tests", "benchmarks")
+        for top in ("src", "tests", "benchmarks", "examples")
         for path in (ROOT / top).rglob("*.py")
     }
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)

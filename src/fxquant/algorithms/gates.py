@@ -68,7 +68,9 @@ def _has_maker(region: Region, context: Context, node: fx.Node) -> bool:
     op = context.ops.of_node(x, region)
     choice = choice_of(x)
     weight = choice.qconfig.weight if choice is not None and choice.qconfig is not None else None
-    if op is None or op.kind != "conv2d" or x.op != "call_module" or len(x.users) != 1 or not is_static(x):
+    if op is None or x.op != "call_module" or len(x.users) != 1 or not is_static(x):
+        return False
+    if not isinstance(region.get_submodule(str(x.target)), nn.Conv2d):
         return False
     return isinstance(weight, Spec) and weight.granularity == "per_tensor"
 
