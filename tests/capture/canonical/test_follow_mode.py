@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, fx, nn
 
@@ -34,6 +36,7 @@ def test_norms_and_dropouts_follow_the_mode_and_the_program_stays_as_it_was() ->
     assert kinds(plain) == {nn.BatchNorm2d, nn.Dropout}
     assert torch.equal(plain(x), wanted)
     assert torch.equal(given(x), wanted)
+    assert torch.equal(copy.deepcopy(plain)(x), wanted)
     assert (plain.train()(x) == 0).any()
     assert given.code == code
     assert given.state_dict().keys() == plain.state_dict().keys()

@@ -34,9 +34,11 @@ def follow_mode(program: fx.GraphModule) -> None:
                 call.meta = dict(node.meta)
                 node.replace_all_uses_with(call)
                 graph.erase_node(node)
-    # fx gives each module a class of its own, which holds the forward; the copy shares it with the user's program
+    # fx gives each module a class of its own, which holds the forward; the copy shares it with the user's program.
+    # It knows such classes by their qualified name.
     cls = type(program)
-    program.__class__ = type(cls.__name__, cls.__bases__, {"__module__": cls.__module__})
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    program.__class__ = type(cls.__name__, cls.__bases__, names)
     program.graph = graph
 
 
