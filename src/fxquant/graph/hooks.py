@@ -9,7 +9,7 @@ from torch import nn
 
 from fxquant.graph.lowering import reference_graph
 from fxquant.graph.paths import find_module, is_within, join_path
-from fxquant.graph.region import Region, Stage, regions, stage_of
+from fxquant.graph.region import Stage, regions, stage_of
 
 HOOK_TABLES = (
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -61,17 +61,11 @@ def warn_of_lost_hooks(model: nn.Module, caller: str) -> None:
         if stage_of(region) is not Stage.CONVERTED:
             continue
         read = {str(node.target).rpartition(".")[0] for node in reference_graph(region).nodes if node.op == "get_attr"}
-        found += [join_path(path, at) for at in sorted(read) if _has_hooks_at(region, at)]
+        owners = ((at, find_module(region, at)) for at in sorted(read) if at)
+        found += [join_path(path, at) for at, owner in owners if owner is not None and has_forward_hooks(owner)]
     if found:
         warnings.warn(
             f"{caller}: the hooks of {', '.join(map(repr, found))} are Python, and not in what is written. If they "
             "change values, put that into the model's code, and quantize again.",
             stacklevel=3,
         )
-
-
-def _has_hooks_at(region: Region, path: str) -> bool:
-    try:
-        return bool(path) and has_forward_hooks(region.get_submodule(path))
-    except AttributeError:
-        return False
