@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compat": _TO_QUANTIZE,
     "demo": _TO_API | {ROOT},
     "cli": _TO_API | {ROOT, "demo", "config_file", "html_report", "integers", "exports"},
+    "__main__": {"cli"},
 }
 DEPRECATED = ("torch.ao", "torchao", "torch.quantization", "torch.jit")
 COMPAT = "graph/torch_compat.py"

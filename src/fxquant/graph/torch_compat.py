@@ -327,6 +327,15 @@ def scan(
     return found
 
 
+def run_by_compilers(function: _Function) -> _Function:
+    """Have torch's compilers run a function, and not trace it: `torch.compiler.assume_constant_result`.
+
+    That imports the compilers, which takes longer than the rest of torch and fxquant together.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def is_traced() -> bool:
     """Whether torch.jit.trace writes down the ops that run."""
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from fxquant.engines.choose import check_engine
 from fxquant.engines.native.peak import peak
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.runner import NativeRunner
@@ -103,6 +104,7 @@ def profile(
     runners = [runner_of(region) for _, region in regions(model)]
     found = [runner for runner in runners if isinstance(runner, NativeRunner)]
     if not found:
+        check_engine("native")
         raise StageError("profile needs a model on the native engine: convert_fx(..., engine='native').")
     calls: list[tuple[Program, list[Any]]] = []
     with torch.no_grad():

@@ -103,7 +103,7 @@ class NativeRunner(Runner):
     def engine(self) -> str:
         return "onednn" if self.failed else "native"
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # run, and not traced
+    @torch_compat.run_by_compilers
     def write_down(self) -> bool:
         """Stay with torch's ops from here on: what is written down, and the model, are then equal bit by bit."""
         if self.failed:

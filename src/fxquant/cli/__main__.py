@@ -1,5 +1,0 @@
-"""`python -m fxquant.cli`."""
-
-from fxquant.cli import app
-
-app()
