@@ -37,6 +37,7 @@ from fxquant.arguments import (
 from fxquant.assemble import assemble, open_regions
 from fxquant.capture import Method, Sizes, capture
 from fxquant.capture.canonical.as_plain import as_plain
+from fxquant.capture.canonical.bake import pruned
 from fxquant.capture.guards import guard_rank
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.config.custom_config import (
@@ -80,7 +81,8 @@ def fuse_fx(
     """Fold batch norms into the ops before them. Optional: `prepare_fx` does the same.
 
     The model has to be in eval mode. It is not changed; the result shares its parameters.
-    Activations and adds are not folded into classes: they join their kernel as groups when the model is prepared.
+    A relu behind a convolution or linear stands beside it: `fused.conv1[0]` and `fused.conv1[1]`. Other activations and
+    adds join their kernel when the model is prepared.
 
     Example:
         >>> fused = fq.fuse_fx(model)
@@ -198,6 +200,12 @@ def prepare_qat_fx(
     custom = as_prepare_config(either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config"))
     custom = custom.with_standalone(rules.mapping.standalone)
     check_preserved(model, custom.preserved_attributes, "prepare_qat_fx")
+    if masked := pruned(model):
+        warnings.warn(
+            f"{', '.join(masked[:3])}{' and others' if len(masked) > 3 else ''}: training does not keep the masks of "
+            "torch.nn.utils.prune. The zeros are there at its start; set them again after each step.",
+            stacklevel=2,
+        )
     own = clone_tree(model, share_tensors=False, share_objects=False)
     hardware = read_target(target, backend_config, rules)
     context = Context(rules=rules, custom=custom, target=hardware, strict=strict, training=True)

@@ -25,6 +25,7 @@ from fxquant.passes.fold_bn import fold_bn
 from fxquant.passes.hoist_dim import hoist_dim
 from fxquant.passes.insert import insert
 from fxquant.passes.insert_blocks import insert_blocks
+from fxquant.passes.join_relu import join_relu
 from fxquant.passes.mean_to_pool import mean_to_pool
 from fxquant.passes.merge_blocks import merge_blocks
 from fxquant.passes.open_boundary import connect_regions, open_boundary, quantize_boundary
@@ -55,6 +56,7 @@ HARDWARE: Pipeline = (  # those that the target asks for
 FUSE: Pipeline = (
     hoist_dim,
     fold_bn,
+    join_relu,
 )
 PREPARE: Pipeline = (
     see_ops,

@@ -29,6 +29,7 @@ from torch import fx, nn
 from fxquant.errors import FirstCallError, FxQuantError, InputError, StageError
 from fxquant.graph import torch_compat
 from fxquant.graph.adapt_state import adapt_state
+from fxquant.graph.container import lend_methods
 from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
 from fxquant.graph.float_dtype import cast, own_dtype, split_move
 from fxquant.graph.origin import Origin
@@ -82,6 +83,7 @@ class Region(fx.GraphModule):
                 self.__dict__[key] = value
         self.training = tree.training
         self._region = _Parts(origin=origin or Origin(user_class=type(tree)))
+        lend_methods(type(self), self._region.origin.user_class, _is_own)
         self.graph = graph
         self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
 
@@ -349,11 +351,19 @@ def _after_load(region: Region, incompatible_keys: object) -> None:
         lowering.runner.renew()
 
 
+def _is_own(region: Region, name: str) -> bool:
+    """Whether a child is one that the user's model does not have: observers, grids, which nothing calls, kernels."""
+    plan = region._region.plan
+    paths = (plan.quantizer_path, plan.statistics_path, kernel_path_of(region))
+    return name in paths or type(region._modules[name]) is nn.Module
+
+
 def _rebuild(state: dict[str, object], graph: fx.Graph) -> Region:
     region = Region(nn.Module(), fx.Graph())
     region.__dict__.update(state)
     # GraphModule.__new__ gave this instance a class of its own, so its name is ours to set
     type(region).__name__ = region._region.origin.user_class.__name__
+    lend_methods(type(region), region._region.origin.user_class, _is_own)
     region.graph = graph
     return region
 
@@ -370,6 +380,7 @@ def origin_of(region: Region) -> Origin:
 def set_origin(region: Region, origin: Origin) -> None:
     """Capture only: say where a region comes from and where it stands."""
     region._region.origin = origin
+    lend_methods(type(region), origin.user_class, _is_own)
 
 
 def plan_of(region: Region) -> Plan:

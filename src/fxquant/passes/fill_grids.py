@@ -27,6 +27,7 @@ from fxquant.graph.grid import QParams
 from fxquant.graph.lowering import lower_again, reference_graph, start_lowering
 from fxquant.graph.notes import Decision, decision_of, note_of
 from fxquant.graph.paths import get_attr, join_path
+from fxquant.graph.read_modules import ReadModules
 from fxquant.graph.region import Region, Stage, lowering_of, regions, stage_of
 from fxquant.numerics.grid import OFF, Grid, share_memory, why_off
 from fxquant.numerics.seen import Seen
@@ -48,6 +49,7 @@ class Filled:
         self.waiting = _waiting(numbers or {})
         self.edition = "0"  # of the graph; torch.compile compares text by value
         self._seen: Seen | None = None  # a copy looks again
+        self._modules: ReadModules | None = None
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -84,8 +86,8 @@ class Filled:
 
     def keep_up(self, region: Region) -> None:
         """Make the graph again if the grids are not as they were."""
-        seen = self._seen
-        if seen is not None and seen.holds():
+        seen, modules = self._seen, self._modules
+        if seen is not None and seen.holds() and modules is not None and modules.stand():
             return
         with self._lock:
             self._look(region)
@@ -100,10 +102,12 @@ class Filled:
 
     @torch_compat.on_plain_sizes  # what it reads is no part of a trace
     def _look(self, region: Region) -> None:
+        replaced = self._modules is not None and not self._modules.stand()
+        modules = ReadModules(region, reference_graph(region))
         places = list(_places(region))
         seen = Seen([table for _, table, _ in places], [key for _, _, key in places])
         numbers = {name: _number(name, table[key]) for name, table, key in places}
-        if numbers != self.numbers:
+        if numbers != self.numbers or replaced:
             for _, inner in regions(region):
                 if inner is not region and (filled := lowering_of(inner).filled) is not None:
                     filled.keep_up(inner)
@@ -111,7 +115,7 @@ class Filled:
             lower_again(region)
             self.numbers = numbers
             self.edition = str(int(self.edition) + 1)
-        self._seen = seen
+        self._seen, self._modules = seen, modules
 
 
 def _places(region: Region) -> Iterator[tuple[str, dict[str, Tensor | None], str]]:

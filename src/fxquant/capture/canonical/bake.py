@@ -1,4 +1,4 @@
-"""Bake weight norm, spectral norm and other parametrizations into plain weights, on a clone of the model.
+"""Bake weight norm, spectral norm, pruning and other parametrizations into plain weights, on a clone of the model.
 
 `weight = g * v / |v|` becomes a Parameter `weight` with that value. torch's own `remove_parametrizations` would change
 the class that the clone shares with the user's module, so the clone gets its plain class and tables by hand.
@@ -7,13 +7,15 @@ the class that the clone shares with the user's module, so the clone gets its pl
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from fxquant.capture.compare import evaluating
 
+Hook = WeightNorm | SpectralNorm | BasePruningMethod
 _HOOKS = ("_forward_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
 
 
@@ -24,7 +26,7 @@ def bake_parametrizations(tree: nn.Module) -> nn.Module:
             if parametrize.is_parametrized(module):
                 _bake_parametrized(module)
             for hook in list(module._forward_pre_hooks.values()):
-                if isinstance(hook, (WeightNorm, SpectralNorm)):
+                if isinstance(hook, Hook):
                     _bake_hook(module, hook)
     return tree
 
@@ -32,9 +34,17 @@ def bake_parametrizations(tree: nn.Module) -> nn.Module:
 def is_baked(model: nn.Module) -> bool:
     """Whether baking would change the model."""
     hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
-    return any(parametrize.is_parametrized(module) for module in model.modules()) or any(
-        isinstance(hook, (WeightNorm, SpectralNorm)) for hook in hooks
-    )
+    return any(map(parametrize.is_parametrized, model.modules())) or any(isinstance(hook, Hook) for hook in hooks)
+
+
+def pruned(model: nn.Module) -> list[str]:
+    """The tensors of a model that have a mask of torch.nn.utils.prune."""
+    return [
+        f"{path}.{hook._tensor_name}".removeprefix(".")
+        for path, module in model.named_modules()
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, BasePruningMethod)
+    ]
 
 
 def _bake_parametrized(module: nn.Module) -> None:
@@ -52,13 +62,8 @@ def _bake_parametrized(module: nn.Module) -> None:
             module._buffers[name] = values[name].detach()
 
 
-def _bake_hook(module: nn.Module, hook: WeightNorm | SpectralNorm) -> None:
-    name = hook.name
-    parts: tuple[str, ...]
-    if isinstance(hook, WeightNorm):
-        value, parts = hook.compute_weight(module), ("g", "v")
-    else:
-        value, parts = hook.compute_weight(module, do_power_iteration=False), ("orig", "u", "v")
+def _bake_hook(module: nn.Module, hook: Hook) -> None:
+    name, value, parts = _parts(module, hook)
     trains = any(p.requires_grad for part in parts if (p := module._parameters.get(f"{name}_{part}")) is not None)
     for part in parts:
         module._parameters.pop(f"{name}_{part}", None)
@@ -71,3 +76,12 @@ def _bake_hook(module: nn.Module, hook: WeightNorm | SpectralNorm) -> None:
             other = getattr(other, "hook", other)  # load hooks come wrapped
             if other is hook or getattr(other, "fn", None) is hook:
                 del hooks[key]
+
+
+def _parts(module: nn.Module, hook: Hook) -> tuple[str, Tensor, tuple[str, ...]]:
+    """The name of the tensor that a hook makes before each call, its value, and what it is made of."""
+    if isinstance(hook, WeightNorm):
+        return hook.name, hook.compute_weight(module), ("g", "v")
+    if isinstance(hook, SpectralNorm):
+        return hook.name, hook.compute_weight(module, do_power_iteration=False), ("orig", "u", "v")
+    return str(hook._tensor_name), hook.apply_mask(module), ("orig", "mask")

@@ -98,7 +98,13 @@ class QuantizedWeight(nn.Module):
                     yield name, f"the state has {has}, this model takes {ends[0]} to {ends[1]}."
 
     def __getattr__(self, name: str) -> Any:
-        """What a graph that is written down or compiled reads is the plain tensor."""
+        """What a graph that is written down or compiled reads is the plain tensor.
+
+        Settings are those of the module that stood here: `out_features`, `stride`.
+        """
+        shell: nn.Module | None = self.__dict__.get("shell")
+        if shell is not None and name in shell.__dict__ and not name.startswith("_"):
+            return shell.__dict__[name]
         return self._for_code(name, super().__getattr__(name))
 
     def as_float(self, name: str) -> object:

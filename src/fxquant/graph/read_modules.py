@@ -1,0 +1,63 @@
+"""The modules that the graph of a converted region calls or reads from, and whether they still stand where they did.
+
+Kernels are made of what those modules held. One that is put in the place of another, `model.relu = nn.GELU()`, has to
+be seen as torch.fx would see it, and one that lacks what the graph reads, `model.fc = nn.Linear(...)`, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import getitem, is_
+
+from torch import fx, nn
+
+from fxquant.errors import StageError
+from fxquant.graph.paths import find_module, get_attr
+
+
+class ReadModules:
+    """The children on the ways to all modules that a graph calls or reads from."""
+
+    def __init__(self, region: nn.Module, graph: fx.Graph) -> None:
+        found: dict[tuple[int, str], tuple[dict[str, nn.Module | None], str, nn.Module]] = {}
+        for node in graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                _check(region, node)
+                for table, name, child in _way(region, str(node.target)):
+                    found[id(table), name] = table, name, child
+        self._tables = [table for table, _, _ in found.values()]
+        self._names = [name for _, name, _ in found.values()]
+        self._children = [child for _, _, child in found.values()]
+
+    def stand(self) -> bool:
+        """Whether all stand where they did. A pass in C: this is before each call."""
+        try:
+            return all(map(is_, map(getitem, self._tables, self._names), self._children))
+        except KeyError:
+            return False
+
+
+def _way(region: nn.Module, path: str) -> Iterator[tuple[dict[str, nn.Module | None], str, nn.Module]]:
+    """The children that a path leads through: (table, name, child). It may end at a tensor, or in a plain object."""
+    parent = region
+    for step in path.split("."):
+        child = parent._modules.get(step)
+        if child is None:
+            return
+        yield parent._modules, step, child
+        parent = child
+
+
+def _check(region: nn.Module, node: fx.Node) -> None:
+    path, name = str(node.target).rpartition(".")[::2] if node.op == "get_attr" else (str(node.target), "")
+    module = find_module(region, path)
+    if module is not None and not name:
+        return
+    try:
+        get_attr(region, str(node.target))
+    except AttributeError:
+        stands = "is not there any more" if module is None else f"is a {type(module).__name__} now, without {name!r}"
+        raise StageError(
+            f"{path!r} {stands}, and the graph of the converted model uses it. Put back what was there, or change the "
+            "float model and quantize that again."
+        ) from None

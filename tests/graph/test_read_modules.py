@@ -1,0 +1,50 @@
+"""A module that is put in the place of another in a converted model is seen by every engine, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fxquant as fq
+from fxquant.errors import StageError
+from fxquant.numerics.affine import sqnr_db
+
+X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+ENGINES = ["reference", "onednn", "native"]
+
+
+def quantized(engine: str) -> nn.Module:
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    model = nn.Sequential(block, nn.Flatten(), nn.Linear(64, 2)).eval()
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (X,))
+    prepared(X)
+    result = fq.convert_fx(prepared, engine=engine)
+    result(X)  # kernels are made, and runs kept
+    result(X)
+    return result
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_another_activation_is_what_runs(engine: str) -> None:
+    plain, model = quantized("reference"), quantized(engine)
+    before = model(X)
+    for each in (plain, model):
+        each[0][1] = nn.Tanh()
+    assert sqnr_db(plain(X), model(X)) > 35
+    assert sqnr_db(before, model(X)) < 20
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_float_layer_in_the_place_of_integers_is_refused(engine: str) -> None:
+    model = quantized(engine)
+    before, kept = model(X), model.get_submodule("2")
+    model.add_module("2", nn.Linear(64, 2))
+    with pytest.raises(StageError, match="'2' is a Linear now, without 'weight"):
+        model(X)
+    model.add_module("2", kept)
+    assert torch.equal(model(X), before)
+    del model.get_submodule("0")._modules["1"]
+    with pytest.raises(StageError, match=r"'0\.1' is not there any more"):
+        model(X)
