@@ -143,3 +143,18 @@ def test_machine_code_gives_way_to_what_is_written_down(model: nn.Module, how: s
     fresh.load_state_dict(quantized.state_dict())
     with torch.no_grad():
         assert same(fresh(x), quantized(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("engine", ["reference", "onednn", "native"])
+@pytest.mark.parametrize("place", ["", "0", "1"], ids=["model", "conv", "relu"])
+def test_hooks_are_in_the_trace(engine: str, place: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)).eval()
+    x = torch.randn(2, 3, 6, 6)
+    quantized = fq.quantize(model, [x], engine=engine)
+    before = quantized(x)
+    quantized.get_submodule(place).register_forward_hook(lambda module, args, output: output * 2)
+    loaded = traced(quantized, (x,))
+    assert same(loaded(x), quantized(x))
+    assert not torch.allclose(loaded(x), before)

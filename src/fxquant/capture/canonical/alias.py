@@ -15,7 +15,11 @@ from fxquant.ops.table import OpTable
 
 # attributes and methods of a tensor that return plain values
 _NUMBERS = frozenset(("shape", "dtype", "device", "ndim", "size", "dim", "numel", "stride"))
-# kinds of the op table that may return a view of their input, and those that may return the input itself
+_COPIES = frozenset(("clone", "lift_fresh_copy"))  # identities, in memory of their own
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target)).split(".")[0]
 
 
 def _schema_aliases(name: str) -> bool | None:
@@ -30,6 +34,8 @@ def _schema_aliases(name: str) -> bool | None:
 def may_alias_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
     """Whether a node's result may share memory with one of its inputs."""
     op = ops.of_node(node, root)
+    if node.op != "call_module" and _name(node) in _COPIES:
+        return False
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))
         if op is not None:
@@ -37,7 +43,7 @@ def may_alias_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
         return not type(module).__module__.startswith("torch.nn") or bool(getattr(module, "inplace", False))
     if op is not None and op.may_be_input:
         return True
-    name = str(getattr(node.target, "__name__", node.target)).split(".")[0]
+    name = _name(node)
     if node.target in (operator.getitem, getattr):
         return True
     known = _schema_aliases(name.strip("_") if name.startswith("__") else name)
@@ -94,6 +100,6 @@ class AliasSets:
         self._origins[node] = self._origins[source]
 
     def of(self, node: fx.Node) -> list[fx.Node]:
-        """All nodes that may share memory with a node, in graph order."""
-        mine = self._origins[node]
-        return [other for other in node.graph.nodes if other is node or not mine.isdisjoint(self._origins[other])]
+        """All nodes that may share memory with a node, in graph order; not those that were made since."""
+        mine, known = self._origins[node], self._origins
+        return [n for n in node.graph.nodes if n is node or (n in known and not mine.isdisjoint(known[n]))]

@@ -129,6 +129,14 @@ def _source(node: fx.Node, mutates: dict[fx.Node, fx.Node]) -> fx.Node:
     return node
 
 
+def written_by(node: fx.Node) -> fx.Node | None:
+    """In a functionalized graph: the node whose tensor a node still writes to."""
+    writes = node.target in (apply_in_place, operator.setitem)
+    writes = writes or (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable)
+    first = node.args[0] if writes and node.op == "call_function" and node.args else None
+    return first if isinstance(first, fx.Node) else None
+
+
 def _rewrite(node: fx.Node, region: Region, ops: OpTable, private: bool, sets: AliasSets) -> None:
     target = cast(fx.Node, node.args[0] if node.args else next(iter(node.kwargs.values())))
     twin = _twin(node, ops) if _keeps_dtype(node, target) else None

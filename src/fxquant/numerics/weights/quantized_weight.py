@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, func, nn
+from torch import Tensor, nn
 
 from fxquant.config.spec import Spec
 from fxquant.graph import torch_compat
@@ -147,8 +148,11 @@ class QuantizedWeight(nn.Module):
         return bias if name == "bias" else getattr(self, name)
 
     def forward(self, *args: object, **kwargs: object) -> Any:
-        names = [name for name, tensor in self.shell._parameters.items() if tensor is not None]
-        return func.functional_call(self.shell, {name: self.dequantized(name) for name in names}, args, kwargs)
+        # not by torch.func.functional_call, which refuses to be traced
+        module, given = copy.copy(self.shell), self.shell._parameters
+        module.__dict__["_parameters"] = {name: None for name, tensor in given.items() if tensor is None}
+        module.__dict__.update({name: self.dequantized(name) for name, tensor in given.items() if tensor is not None})
+        return module(*args, **kwargs)
 
     def extra_repr(self) -> str:
         return f"{self.kind}, {self.weight_shape}, {self.spec}"
