@@ -22,4 +22,4 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)

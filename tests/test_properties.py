@@ -17,7 +17,7 @@ from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
 
 METHODS = ("symbolic", "export")
-MODES = ("static", "dynamic", "weight_only")
+TURNS = [("static", "symbolic"), ("static", "export"), ("dynamic", "symbolic"), ("weight_only", "export")]
 LOWEST_SQNR = 25.0  # dB; a broken path is far below, a sound one far above
 
 
@@ -50,8 +50,7 @@ def test_preparing_keeps_the_outputs(name: str, method: str) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "method"), TURNS)
 @pytest.mark.parametrize("name", ZOO)
 def test_quantized_is_close_to_float_and_takes_any_batch(name: str, mode: str, method: str) -> None:
     model, args, kwargs = build(name)

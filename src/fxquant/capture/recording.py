@@ -11,10 +11,9 @@ import functools
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
-from fxquant.capture.compare import call, difference, evaluating, run, untouched
+from fxquant.capture.compare import call, difference, evaluating, run, seed, untouched
 from fxquant.capture.piecewise.calls import Calls, record_calls
 from fxquant.capture.reasons import Cause
 from fxquant.capture.source_lines import locate, reason
@@ -91,7 +90,7 @@ class Recording:
             kept = before.changed()
             if kept:
                 before.restore_buffers()  # a graph can hold these
-                torch.manual_seed(0)
+                seed(model)
                 if found := difference(call(model, self.args, self.kwargs), theirs):
                     path, names = next(iter(kept.items()))
                     why = Cause.DEPENDS_ON_STATE.because(name=names[0], found=found)
