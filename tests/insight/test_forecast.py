@@ -50,6 +50,15 @@ def test_it_names_the_rule_that_refuses() -> None:
     assert other.rows[0].rule == "activations" and "refused" in str(other)
 
 
+def test_inputs_by_name_will_do_and_none_are_asked_for() -> None:
+    model = nn.Linear(4, 4).eval()
+    assert [row.on_device for row in fq.forecast(model, "tflite", example_kwargs={"input": torch.zeros(1, 4)})] == [
+        True
+    ]
+    with pytest.raises(fq.ConfigError, match=r"fq.forecast\(model, target, \(x,\)\)"):
+        fq.forecast(model, "tflite")
+
+
 def test_the_command_prints_a_table_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "forecast_net.py").write_text("from torch import nn\ndef make():\n    return nn.Conv2d(3, 4, 3)\n")
     monkeypatch.syspath_prepend(tmp_path)

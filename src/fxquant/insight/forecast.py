@@ -14,6 +14,7 @@ from torch import nn
 
 from fxquant.capture.compare import evaluating
 from fxquant.config.target import Target
+from fxquant.errors import ConfigError
 from fxquant.passes.refuse import rule_in
 from fxquant.quantize_fx import prepare_fx
 from fxquant.tables.explain import explain
@@ -85,7 +86,7 @@ class Forecast:
 def forecast(
     model: nn.Module,
     target: Target | str,
-    example_inputs: object,
+    example_inputs: object = None,
     *,
     qconfig_mapping: object = None,
     example_kwargs: Mapping[str, object] | None = None,
@@ -100,12 +101,17 @@ def forecast(
         True
     """
     hardware = by_name(target)
+    if example_inputs is None and not example_kwargs:
+        raise ConfigError(
+            "forecast follows a model's tensors, and needs inputs to start from: fq.forecast(model, target, (x,)), or "
+            "example_kwargs={...}. Their values do not matter: torch.zeros of the right size will do."
+        )
     with evaluating(model), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="nothing in ")  # the rows say so
         prepared = prepare_fx(
             model,
             {"": hardware.qconfig} if qconfig_mapping is None else qconfig_mapping,
-            example_inputs,
+            () if example_inputs is None else example_inputs,
             example_kwargs=example_kwargs,
             target=hardware,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import functools
 import html
 import io
 import sys
@@ -23,14 +24,24 @@ _LEAST = 18  # columns, for text that wraps
 
 def new_table(title: str, columns: Sequence[str], *, whole: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
     """A rich table without lines. What stands in the columns `whole` is never broken; others wrap at words."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = _printable()(title=title, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         unbroken = column in whole or column in right
         justify: Literal["left", "right"] = "right" if column in right else "left"
         table.add_column(column, justify=justify, no_wrap=unbroken, min_width=None if unbroken else _LEAST)
     return table
+
+
+@functools.cache
+def _printable() -> type[Table]:
+    """rich's table, which `print` shows too."""
+    from rich.table import Table
+
+    class Printable(Table):
+        def __str__(self) -> str:
+            return as_text(self)
+
+    return Printable
 
 
 def as_text(*parts: Table | str, spare: Sequence[str] = ()) -> str:
