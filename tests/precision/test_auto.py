@@ -87,7 +87,7 @@ def test_a_budget_buys_precision_and_bounds_it() -> None:
     for budget in (0.36, 0.7, 1.0):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = fq.quantize(model, data, target=target, engine="reference", budget=budget)
+            made = fq.quantize(model, data, target=target, engine="reference", budget=budget, effort="fast")
         rows = [row for row in fq.explain(made) if row.kind == "linear"]
         found[budget] = sum(row.status == "weight_only" for row in rows), fq.check(model, made, data).sqnr
     assert found[0.36][0] == 0 < found[0.7][0] < found[1.0][0]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ class AdaRound(Algorithm):
     `progress` shows a bar, in a terminal.
     """
 
+    chooses_weights: ClassVar[bool] = True
     steps: int = 600
     most_bits: int = 8
     most_features: int = 4096

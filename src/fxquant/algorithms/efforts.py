@@ -18,6 +18,7 @@ from fxquant.algorithms.bias_correction import BiasCorrection
 from fxquant.algorithms.cross_layer_equalization import CrossLayerEqualization
 from fxquant.algorithms.gptq import GPTQ
 from fxquant.algorithms.learned_ranges import LearnedRanges
+from fxquant.algorithms.measured_bias import MeasuredBias
 from fxquant.algorithms.reconstruction import Reconstruction
 from fxquant.algorithms.smooth_quant import SmoothQuant
 from fxquant.errors import ConfigError
@@ -26,12 +27,12 @@ from fxquant.graph.algorithm import Algorithm
 Effort = Literal["fast", "balanced", "best"]
 
 FAST: tuple[Algorithm, ...] = (BiasCorrection(),)
-# 8 bits with a scale per channel lose next to nothing by rounding to the nearest
 BALANCED: tuple[Algorithm, ...] = (
     CrossLayerEqualization(),
     SmoothQuant(strength=None),
-    GPTQ(coarse_only=True),
+    GPTQ(fine_features=2048),
     BiasCorrection(),
+    MeasuredBias(samples=16),
 )
 BEST: tuple[Algorithm, ...] = (
     CrossLayerEqualization(),
@@ -39,6 +40,7 @@ BEST: tuple[Algorithm, ...] = (
     LearnedRanges(),
     Reconstruction(),
     BiasCorrection(),
+    MeasuredBias(),
 )
 EFFORTS: Mapping[str, tuple[Algorithm, ...]] = MappingProxyType({"fast": FAST, "balanced": BALANCED, "best": BEST})
 

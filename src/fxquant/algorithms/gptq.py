@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,14 +36,15 @@ class GPTQ(Algorithm):
     """Choose the integers of weights of at most `most_bits` for least loss at the output of their op, on the data.
 
     `damping` is added to the diagonal of H, as a share of its mean. Ops whose weights have rows of more than
-    `most_features` numbers are left as they are: H has the square of that. `coarse_only` leaves weights of 8 bits alone
-    that have a scale per channel or group: they lose next to nothing by rounding to the nearest.
+    `most_features` numbers are left as they are: H has the square of that. `fine_features` is the same for weights of 8
+    bits with a scale per channel or group, which lose less by rounding to the nearest.
     """
 
+    chooses_weights: ClassVar[bool] = True
     most_bits: int = 8
-    coarse_only: bool = False
     damping: float = 0.01
     most_features: int = 8192
+    fine_features: int = 8192
 
     def __post_init__(self) -> None:
         if not self.damping > 0:
@@ -62,10 +64,8 @@ class GPTQ(Algorithm):
 
     def _ops(self, region: Region, context: Context) -> Iterator[WeightedOp]:
         for op in weighted_ops(region, context):
-            fine = op.spec.bits >= 8 and op.spec.granularity != "per_tensor"
-            if op.spec.bits > self.most_bits or (fine and self.coarse_only):
-                continue
-            if patches_of(op).features <= self.most_features:
+            most = self.fine_features if op.is_fine else self.most_features
+            if op.spec.bits <= self.most_bits and patches_of(op).features <= most:
                 yield op
 
 

@@ -1,11 +1,15 @@
-"""Biases of a few bits, corrected one after the other: each takes back what the ops before it do, as they are rounded.
+"""Biases corrected one after the other: each takes back what the ops before it do, as they are rounded.
 
-    b' = b + E[y] - E[y made of rounded tensors, with all biases before as they are now]          then b' is rounded
+    b' = b + E[y] - E[y made of rounded tensors, with all biases before as they are now]
 
-What rounding a bias loses is the same at every place, so that it does not average out behind it. But it moves means by
-what is known beforehand, and the next bias takes that back. Finer grids are tried as well, which cut the largest biases
-off: those often belong to channels that a relu shuts anyway, or that a clip holds. One pass in float, and one as it is
-quantized, over inputs that calibration kept.
+Rounding moves means by more than the weights say: where most values of a tensor lie within one step of its grid, as
+behind a silu with a long tail, all of them move the same way. A bias that is stored in a few bits is rounded then. That
+moves means as well, by what is known beforehand, and the next bias takes it back. Finer grids are tried for it, which
+cut the largest biases off: those often belong to channels that a relu shuts anyway, or that a clip holds.
+
+A mean is of all places alike. Where most of them do not count, as with sentences that are padded to one length, it has
+little to say: all stays as it was unless the outputs come nearer to the float graph's. One pass in float, and two as it
+is quantized, over inputs that calibration kept.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from fxquant.algorithms.grids import Grids
 from fxquant.algorithms.replay import Runner
@@ -27,6 +32,7 @@ from fxquant.errors import ConfigError
 from fxquant.graph.algorithm import Algorithm, Watched
 from fxquant.graph.context import Context
 from fxquant.graph.notes import note_of
+from fxquant.graph.plan import Means
 from fxquant.graph.region import Region, plan_of
 from fxquant.numerics.affine import choose_qparams, fake_quantize
 from fxquant.numerics.ranges import given_or_own_range
@@ -34,14 +40,17 @@ from fxquant.numerics.weights.qat_block import QatBlock
 from fxquant.ops.table import Op
 from fxquant.passes.look_again import kept_inputs, watch_inputs
 
+Outputs = tuple[tuple[Tensor, ...], ...]
+
 _FINER = 2  # grids that are tried beside that on which all of a bias fits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredBias(Algorithm):
-    """Correct biases that are stored in a few bits, on at least `samples` inputs, if calibration kept as many.
+    """Correct the biases of linears and convolutions on at least `samples` inputs, if calibration kept as many.
 
-    It goes after what chooses weights. Other biases are left as they are.
+    It goes after what chooses weights. Modules that are called several times are left as they are, and so are all if
+    the outputs come no nearer to those of the float graph.
     """
 
     samples: int = 32
@@ -55,76 +64,98 @@ class MeasuredBias(Algorithm):
 
     @torch.no_grad()
     def adapt(self, region: Region, context: Context) -> None:
-        if not isinstance(context.hardware.bias, Spec):
-            return
         run = _Lockstep(region, Runner(region), self.samples)
         means: dict[str, Tensor] = {}
         for node in run:
             op = context.ops.of_node(node, region)
             if op is not None and op.has_weight and op.channels_at is not None and node.op == "call_module":
                 means[node.name] = run.mean(node, op)
-        plan_of(region).means = means or None
+        plan_of(region).means = Means(by_node=means, outputs=run.outputs()) if means else None
 
     @torch.no_grad()
     def apply(self, region: Region, context: Context) -> None:
-        means, plan_of(region).means = plan_of(region).means, None
-        if not means:
+        true, plan_of(region).means = plan_of(region).means, None
+        meant = [op for op in _meant(region, context) if true is not None and op.node.name in true.by_node]
+        if true is None or not meant:
             return
-        meant = {op.node: op for op in _meant(region, context) if op.node.name in means}
-        tensors, biases = rounded(region, context), {node: _Bias(op) for node, op in meant.items()}
+        tensors, biases = rounded(region, context), {op.node: _Bias(op) for op in meant}
         for node, bias in biases.items():
             tensors.setdefault(str(node.target), {})["bias"] = bias.stored
-        run = _Lockstep(region, Runner(region, Grids(region).quantize, tensors), self.samples)
-        for node in run:
+        runner = Runner(region, Grids(region).quantize, tensors)
+        before, after = (_Lockstep(region, runner, self.samples) for _ in range(2))
+        for _ in before:
+            pass
+        for node in after:
             if node in biases:
-                op, bias = meant[node].op, biases[node]
-                wanted = bias.values + (means[node.name] - run.mean(node, op)).to(bias.values)
-                tried = [(spec, bias.rounded(wanted, spec)) for spec in bias.grids(wanted)]
-                losses = [run.loss(node, op, wanted - bias.stored, made - bias.stored) for _, made in tried]
-                spec, made = tried[losses.index(min(losses))]
-                run.add(node, op, made - bias.stored)
-                bias.put(wanted, spec)
+                biases[node].correct(after, true.by_node[node.name])
+        if _distance(after.outputs(), true.outputs) < _distance(before.outputs(), true.outputs):
+            for bias in biases.values():
+                bias.put()
+
+
+def _distance(made: Outputs, true: Outputs) -> float:
+    """Of all outputs from the true ones, each beside its size."""
+    total = 0.0
+    for these, those in zip(zip(*made, strict=True), zip(*true, strict=True), strict=True):
+        lost = sum(float((one - other).square().sum()) for one, other in zip(these, those, strict=True))
+        total += lost / max(sum(float(other.square().sum()) for other in those), 1e-30)
+    return total
 
 
 def _meant(region: Region, context: Context) -> Iterator[WeightedOp]:
-    """Ops with a bias of a few bits, whose module is called once."""
+    """Ops with a bias, whose module is called once."""
     ops = list(weighted_ops(region, context))
     calls = [op.module for op in ops]
     for op in ops:
-        note, bias = note_of(op.node), op.module._parameters.get("bias")
-        few = note is not None and isinstance(note.bias, Spec)
-        if few and isinstance(bias, Tensor) and calls.count(op.module) == 1:
+        bias = op.module._parameters.get("bias")
+        if isinstance(bias, Tensor) and calls.count(op.module) == 1:
             yield op
 
 
 class _Bias:
-    """A bias of a few bits: its values, and those that are stored."""
+    """A bias: its values, and those that are stored, which are others on a grid of a few bits."""
 
     def __init__(self, op: WeightedOp) -> None:
         note, values = note_of(op.node), op.module._parameters["bias"]
-        assert note is not None and isinstance(note.bias, Spec) and values is not None
-        self._op, self._note, self._spec = op, note, note.bias
+        assert note is not None and values is not None
+        self._op, self._note = op, note
+        self._spec = note.bias if isinstance(note.bias, Spec) else None
         self.values = values.detach()
-        self.stored = self.rounded(self.values, self._spec)
+        self.stored = self._rounded(self.values, self._spec)
 
-    def rounded(self, values: Tensor, spec: Spec) -> Tensor:
+    def correct(self, run: _Lockstep, mean: Tensor) -> None:
+        """Let what the op made in a run have this mean, and remember the values that give it."""
+        node, op = self._op.node, self._op.op
+        wanted = self.values + (mean - run.mean(node, op)).to(self.values)
+        if not bool(torch.isfinite(wanted).all()):
+            return
+        tried = [(spec, self._rounded(wanted, spec)) for spec in self._grids(wanted)]
+        losses = [run.loss(node, op, wanted - self.stored, made - self.stored) for _, made in tried if len(tried) > 1]
+        self._spec, made = tried[losses.index(min(losses)) if losses else 0]
+        run.add(node, op, made - self.stored)
+        self.values = wanted
+
+    def put(self) -> None:
+        """Store the values."""
+        self._op.module._parameters["bias"] = nn.Parameter(self.values, requires_grad=False)
+        if self._spec is not None:
+            self._op.node.meta["note"] = dataclasses.replace(self._note, bias=self._spec)
+            if type(self._op.module) is QatBlock:
+                self._op.module.__dict__["bias_spec"] = self._spec
+
+    def _rounded(self, values: Tensor, spec: Spec | None) -> Tensor:
+        if spec is None:
+            return values
         ends = given_or_own_range(values.float(), spec)
         return fake_quantize(values.float(), *choose_qparams(*ends, spec), spec).to(values.dtype)
 
-    def grids(self, values: Tensor) -> list[Spec]:
-        """That on which all values fit, and finer ones, if zero is in the middle of it."""
-        if not self._spec.symmetric:
+    def _grids(self, values: Tensor) -> list[Spec | None]:
+        """That on which all values fit, and finer ones, if zero is in the middle of it; None is no grid."""
+        if self._spec is None or not self._spec.symmetric:
             return [self._spec]
         scale = float(choose_qparams(*given_or_own_range(values.float(), self._spec), self._spec)[0])
         ends = [self._spec.quant_max * scale / 2**step for step in range(_FINER + 1)]
         return [self._spec.with_(observer="fixed", range=(-end, end)) for end in ends]
-
-    def put(self, values: Tensor, spec: Spec) -> None:
-        """Store other values, on another grid."""
-        self._op.module._parameters["bias"] = nn.Parameter(values, requires_grad=False)
-        self._op.node.meta["note"] = dataclasses.replace(self._note, bias=spec)
-        if type(self._op.module) is QatBlock:
-            self._op.module.__dict__["bias_spec"] = spec
 
 
 class _Lockstep:
@@ -156,6 +187,12 @@ class _Lockstep:
             for source in done.get(node, ()):
                 for values in self._values:
                     del values[source]
+
+    def outputs(self) -> Outputs:
+        """The floating outputs of each call, after all nodes."""
+        last = self._nodes[-1]
+        leaves = [tree_leaves(values.get(last)) for values in self._values]
+        return tuple(tuple(x for x in found if isinstance(x, Tensor) and x.is_floating_point()) for found in leaves)
 
     def mean(self, node: fx.Node, op: Op) -> Tensor:
         """Of the channels of what an op made, over all calls."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -45,6 +46,7 @@ class Reconstruction(Algorithm):
     algorithm fixed stay as they are. `progress` shows a bar, in a terminal.
     """
 
+    chooses_weights: ClassVar[bool] = True
     steps: int = 200
     rows: int = 32
     drop: float = 0.5

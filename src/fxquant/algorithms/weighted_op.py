@@ -33,6 +33,11 @@ class WeightedOp:
     channels: int
 
     @property
+    def is_fine(self) -> bool:
+        """Whether the weight loses little by rounding to the nearest: 8 bits, and a scale per channel or group."""
+        return self.spec.bits >= 8 and self.spec.granularity != "per_tensor"
+
+    @property
     def groups(self) -> int:
         return int(getattr(self.module, "groups", 1))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import nn
 
@@ -49,7 +49,11 @@ class Algorithm:
     They go along in a prepared model when it is copied or pickled, and keep no state: what they find in calibration are
     statistics, what they find later goes into the region. A region may share its tensors with the model that was
     prepared: put new parameters into modules, do not write into old ones.
+
+    `chooses_weights`: it has other integers stored for weights than the nearest.
     """
+
+    chooses_weights: ClassVar[bool] = False
 
     def rewrite(self, region: Region, context: Context) -> None:
         """Rewrite the float graph in place. Batch norms are folded, and calls carry the rule that won (`choice_of`)."""

@@ -26,6 +26,14 @@ class Probe:
     tries: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Means:
+    """Of the channels that ops make in float, by node, on inputs that calibration kept; and what each call gives."""
+
+    by_node: Mapping[str, Tensor]
+    outputs: tuple[tuple[Tensor, ...], ...]
+
+
 @dataclass(kw_only=True, slots=True)
 class Plan:
     """Decisions about a whole region. Those about a node are its Note and Decision (graph/notes.py)."""
@@ -40,5 +48,5 @@ class Plan:
     sites: Mapping[str, tuple[str, ...]] | None = None  # the tensors that each of them observes, in training
     positions: tuple[Position, ...] = ()  # of the target: what holds between scales that are powers of two
     probe: Probe | None = None  # inputs on which moves of scales are measured, until these are chosen
-    means: Mapping[str, Tensor] | None = None  # of channels that ops make in float, on inputs that calibration kept
+    means: Means | None = None  # by which biases are corrected, until they are
     boundary: Boundary | None = None  # inputs and outputs that are integers

@@ -89,12 +89,18 @@ def find_sites(
     outputs: Sequence[str],
     wide: bool,
 ) -> list[Site]:
-    """The sites of a calibrated model as it would be converted, in the order of the model."""
+    """The sites of a calibrated model as it would be converted, in the order of the model.
+
+    Weights whose integers an algorithm chooses are none: they make far less noise than the nearest, which it would be
+    judged by.
+    """
     decided = decide(prepared, engine=engine, amendments=amendments)
+    chosen = False
     for _, region in regions(decided):
+        chosen = chosen or any(each.chooses_weights for each in plan_of(region).algorithms)
         plan_of(region).algorithms = ()  # what they do to weights and biases would be measured as noise
     frozen = freeze(decided)
-    found = {site.name: (module, site) for module, site in _sites(decided, frozen)}
+    found = {site.name: (module, site) for module, site in _sites(decided, frozen) if not (chosen and site.is_weight)}
     few = [smaller(batch) for batch in batches]
     with left_as_it_was(frozen, code_only=True):
         first = {name: (module, {NOW: _as_it_is(module)}) for name, (module, _) in found.items()}

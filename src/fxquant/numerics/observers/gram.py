@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fxquant.numerics.observers.watcher import Watcher
 
-_SHARE = 2  # a call costs as much as this many calls of the op: of more rows than that, some are taken
 _FEWEST = 256  # rows that are always taken, if there are as many
 
 
@@ -25,11 +24,12 @@ _FEWEST = 256  # rows that are always taken, if there are as many
 class Patches:
     """The Gram matrix of an op's input, as a statistic to keep. A linear has no `kernel`; `padding` is as F.pad has it.
 
-    `outputs` is how many numbers the op makes of a row, which says what a row may cost.
+    A call costs about `share` calls of the op, which makes `outputs` numbers of a row: of more rows, some are taken.
     """
 
     channels: int
     outputs: int
+    share: float = 2.0
     groups: int = 1
     kernel: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class Patches:
     @property
     def label(self) -> str:
         numbers = (self.channels, self.outputs, self.groups, *self.kernel, *self.stride, *self.dilation, *self.padding)
-        return f"gram_{'_'.join(map(str, numbers))}_{self.mode}"
+        return f"gram_{'_'.join(map(str, numbers))}_{round(100 * self.share)}_{self.mode}"
 
     def make(self) -> Gram:
         return Gram(self)
@@ -119,7 +119,7 @@ class Gram(Watcher):
 
     def _step(self, rows: int) -> int:
         patches = self.patches
-        affordable = _SHARE * rows * (patches.outputs // patches.groups) // patches.features
+        affordable = int(patches.share * rows * (patches.outputs // patches.groups)) // patches.features
         return max(1, rows // max(affordable, _FEWEST))
 
     def _start(self, rows: int) -> int:
