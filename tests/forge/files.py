@@ -103,10 +103,14 @@ class File:
         return next(row for row in self.graph if text in row[2])
 
     def insert(self, *row: Any) -> None:
-        """A node behind the placeholder."""
+        """A node behind the placeholder, and its value among the outputs: what nothing reads is not run."""
         op, target, args, *rest = row
         kwargs = rest[0] if rest else ["dict"]
-        self.graph.insert(1, [op, f"evil_{len(self.graph)}", target, args, kwargs, ["dict"]])
+        name = f"evil_{len(self.graph)}"
+        self.graph.insert(1, [op, name, target, args, kwargs, ["dict"]])
+        output = self.graph[-1]
+        if output[0] == "output":
+            output[3] = ["tuple", ["tuple", *output[3][1:], ["node", name]]]
 
 
 def read(path: Path) -> File:

@@ -23,6 +23,7 @@ def trusting() -> Iterator[tuple[str, str, Any]]:
     yield from _ops()
     yield from _classes()
     yield from _inside()
+    yield from _engines()
 
 
 def _wide(word: str) -> str:
@@ -302,3 +303,42 @@ def _region(file: File, target: str, args: list[Any], wrapped: bool) -> None:
     inner["boundary"] = None
     file.header["modules"][path] = inner
     file.insert("call_module", "evil", ["tuple", X])
+
+
+def _engines() -> Iterator[tuple[str, str, Any]]:
+    """Files that one engine would take and another would not."""
+    for name in ("float16", "float64", "bfloat16"):
+        for base in ("conv", "linear", "tokens"):
+            yield f"scales of {name}", base, partial(_scales, dtype=getattr(torch, name))
+    for count in range(4, 8):
+        yield (
+            f"convolution of {count} arguments",
+            "conv",
+            partial(_settings, change=lambda args, n=count: args[: n + 1]),
+        )
+    for place in (4, 5, 6):
+        for value in (1, ["tuple", 1], ["tuple", 1, 1, 1], ["list", 1]):
+            yield f"convolution with {value} at {place}", "conv", partial(_settings, change=partial(_put, place, value))
+    for value in (0, 6, ["torch", "int8"], ["torch", "bool"]):
+        yield f"dequantized to {value}", "linear", partial(_dequantized, value=value)
+
+
+def _put(place: int, value: Any, args: list[Any]) -> list[Any]:
+    return [*args[:place], value, *args[place + 1 :]]
+
+
+def _scales(file: File, dtype: torch.dtype) -> None:
+    for name in [name for name in file.tensors if name.endswith("weight_scale")]:
+        file.tensors[name] = file.tensors[name].to(dtype)
+
+
+def _settings(file: File, change: Any) -> None:
+    for row in file.graph:
+        if row[2] == "torch.conv2d":
+            row[3] = change(row[3])
+
+
+def _dequantized(file: File, value: Any) -> None:
+    for row in file.graph:
+        if "dequantize_per_channel_group" in str(row[2]):
+            row[3] = [*row[3][:8], value]

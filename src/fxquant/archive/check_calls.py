@@ -50,6 +50,10 @@ def check_values(
     op = OPS.of_node(node, region)
     if op is not None and "stride" in op.params:
         _check_geometry(op.params, args, kwargs)
+        if _is_quantized(node, op.params):
+            _check_kernel(op.params, args, kwargs)
+    if op is not None and op.is_product:
+        _check_dtypes(op.params, args, kwargs)
     if "batch_norm" in word:
         _check_norm(args, kwargs)
     if word.lstrip("_").startswith("upsample_") and isinstance(node.target, torch._ops.OpOverload):
@@ -105,6 +109,33 @@ def _check_geometry(params: tuple[str, ...], args: tuple[object, ...], kwargs: M
             raise ArchiveError(f"a convolution of {channels} channels has a bias of the shape {tuple(bias.shape)}.")
 
 
+def _check_dtypes(params: tuple[str, ...], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    """Torch asks for one dtype when it computes; kernels of integers cast the bias."""
+    given = {**dict(zip(params, args, strict=False)), **kwargs}
+    dtypes = {str(value.dtype) for value in given.values() if isinstance(value, Tensor)}
+    if len(dtypes) > 1:
+        raise ArchiveError(f"it multiplies and adds tensors of {' and '.join(sorted(dtypes))}.")
+
+
+def _is_quantized(node: fx.Node, params: tuple[str, ...]) -> bool:
+    weight = node.args[params.index("weight")] if "weight" in params[: len(node.args)] else None
+    return isinstance(weight, fx.Node) and weight.target in torch_compat.DEQUANTIZE_OPS
+
+
+def _check_kernel(params: tuple[str, ...], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    """Engines read all settings of a convolution of integers, one for each axis of a picture."""
+    given = {**dict(zip(params, args, strict=False)), **kwargs}
+    weight = given.get("weight")
+    axes = weight.dim() - 2 if isinstance(weight, Tensor) else 0
+    for name in params:
+        if name not in given:
+            raise ArchiveError(f"a convolution of integers has no {name}.")
+        value = given[name]
+        by_axis = name in ("stride", "padding", "output_padding", "dilation") and not isinstance(value, str)
+        if by_axis and not (isinstance(value, (tuple, list)) and len(value) == axes):
+            raise ArchiveError(f"a convolution over {axes} axes has {name}={value!r}.")
+
+
 def _check_norm(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Torch's op reads, and writes, as many numbers as there are channels, however many there are."""
     x = args[0] if args else None
@@ -145,6 +176,9 @@ def _check_grid(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, ob
     dtype = given.get("dtype")
     if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
         raise ArchiveError(f"it quantizes to {dtype}.")
+    made = given.get("out_dtype", given.get("output_dtype"))
+    if made is not None and not (isinstance(made, torch.dtype) and made.is_floating_point):
+        raise ArchiveError(f"it gives {made!r}, which is no dtype of floats.")
     info = torch.iinfo(dtype)
     if not is_whole(low, info.min, info.max) or not is_whole(high, info.min, info.max) or low >= high:
         raise ArchiveError(f"its grid goes from {low} to {high}, which {dtype} does not hold.")

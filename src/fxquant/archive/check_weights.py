@@ -94,8 +94,8 @@ def _scales_of(weight: Tensor, spec: Spec) -> tuple[int, ...]:
 
 def check_scale(name: str, scale: Tensor | None, shape: tuple[int, ...] | None) -> None:
     """Raise an ArchiveError unless a tensor holds scales, of a shape if one is given."""
-    if scale is None or not scale.is_floating_point():
-        raise ArchiveError(f"{name} is no float tensor.")
+    if scale is None or scale.dtype != torch.float32:
+        raise ArchiveError(f"{name} is no tensor of float32.")
     if shape is not None and tuple(scale.shape) != shape and not (shape == () and tuple(scale.shape) == (1,)):
         raise ArchiveError(f"{name} has the shape {tuple(scale.shape)}, not {shape}.")
     if not bool((scale > 0).all()) or not bool(scale.isfinite().all()):

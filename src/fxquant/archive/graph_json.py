@@ -32,6 +32,8 @@ _REFUSED = frozenset(("out", "key", "default", "generator", "names", "pin_memory
 _DEVICES = ("to", "device")  # where a text names a device
 _BUILTINS = (abs, bool, dict, float, getattr, int, len, list, max, min, round, sum, tuple)
 
+_READ = frozenset(("self", "torch", "getattr"))  # by the source that fx makes, where an argument would hide them
+
 
 def find_function(name: str, extra: dict[str, Callable[..., object]]) -> Callable[..., object]:
     """The function with a stored name; an ArchiveError if it is not one that a graph may call."""
@@ -114,7 +116,8 @@ def _check_call(
     form = {"placeholder": _ARGUMENT, "get_attr": _PATH, "call_module": _PATH}.get(str(op))
     if op not in _OPCODES or not isinstance(target, str) or (form is not None and not form.fullmatch(target)):
         raise ArchiveError(f"the graph has a node {op} {str(target)[:60]!r}, which is no name that a graph may hold.")
-    if form is not None and not all(map(_is_plain_name, target.lstrip("*").split("."))):
+    hides = op == "placeholder" and target.lstrip("*") in _READ
+    if form is not None and (hides or not all(map(_is_plain_name, target.lstrip("*").split(".")))):
         raise ArchiveError(f"the graph has a node {op} {target!r}, which is no name that a graph may hold.")
     if op == "call_method" and target not in methods():
         raise ArchiveError(f"the graph calls the method {target[:60]!r}, which is not one of tensors.")

@@ -65,6 +65,7 @@ def rebuild(header: Json, tensors: dict[str, Tensor], float_model: nn.Module | N
     made = _finish(tree, rows, header["trees"])
     check_weights(made)
     for _, region in regions(made):
+        region.graph.eliminate_dead_code()  # or one engine would run what another takes out
         fill_grids(region)
     dry_run(made, sum(tensor.nbytes for tensor in tensors.values()))
     for _, region in regions(made):
