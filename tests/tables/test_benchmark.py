@@ -75,3 +75,14 @@ def test_every_engine_and_auto_agree_with_the_reference(engine: str) -> None:
     model, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), torch.randn(3, 16)
     expected = fq.quantize(model, [x], engine="reference")(x)
     torch.testing.assert_close(fq.quantize(model, [x], engine=engine)(x), expected, atol=0.02, rtol=0.02)
+
+
+def test_engines_by_name() -> None:
+    x = torch.randn(2, 4)
+    quantized = fq.quantize(nn.Linear(4, 4).eval(), [x], engine="reference")
+    found = fq.benchmark(quantized, x, engines=["onednn"], seconds=0.01, show=False)
+    assert [row.name for row in found] == ["onednn"]
+    with pytest.raises(fq.ConfigError, match="Give a list"):
+        fq.benchmark(quantized, x, engines="onednn")
+    with pytest.raises(fq.ConfigError, match="unknown"):
+        fq.benchmark(quantized, x, engines=["onednm"])

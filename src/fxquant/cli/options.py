@@ -27,6 +27,9 @@ NeededFloat = Annotated[str, typer.Option("--model", help="package.module:functi
 Data = Annotated[str | None, typer.Option(help="package.module:function that gives batches; one is used.")]
 NeededData = Annotated[str, typer.Option(help="package.module:function that gives batches.")]
 EngineName = Annotated[str | None, typer.Option(help="What is to run the model.", autocompletion=_engines)]
+Engines = Annotated[
+    list[str] | None, typer.Option("--engine", help="One to time; may be repeated.", autocompletion=_engines)
+]
 Workers = Annotated[int, typer.Option(min=1, help="Trials at a time.")]
 
 

@@ -11,6 +11,7 @@ from fxquant.cli.options import (
     AsJson,
     Data,
     Debug,
+    Engines,
     File,
     Float,
     NeededData,
@@ -68,6 +69,7 @@ def bench(
     path: File,
     model: Float = None,
     data: Data = None,
+    engine: Engines = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="For each engine.")] = 3.0,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -80,7 +82,9 @@ def bench(
         floating = None if model is None else float_model(model)
         batch = None if data is None else first_batch(data)
         with steps("timing", 1, wanted=True):
-            result = benchmark(load_model(path, model), batch, float_model=floating, seconds=seconds, show=False)
+            result = benchmark(
+                *(load_model(path, model), batch), float_model=floating, engines=engine, seconds=seconds, show=False
+            )
     print_result(result, as_json)
 
 
@@ -113,6 +117,7 @@ def report(
     evaluate: Annotated[str | None, typer.Option(help="package.module:function from a model to its score.")] = None,
     num_batches: Annotated[int, typer.Option("--batches", min=1, help="How many batches.")] = 8,
     most: Annotated[int, typer.Option(min=0, help="Kernels to try alone in float.")] = 16,
+    engine: Engines = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="For each engine.")] = 1.0,
     title: Annotated[str | None, typer.Option(help="The title of the page.")] = None,
     as_json: AsJson = False,
@@ -131,6 +136,7 @@ def report(
             evaluate=None if evaluate is None else find_named(evaluate, "--evaluate"),
             num_batches=num_batches,
             most=most,
+            engines=engine,
             seconds=seconds,
             title=title,
             progress=True,

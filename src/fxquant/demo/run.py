@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import fxquant as fq
 from fxquant.demo import digits as digits_net
 from fxquant.demo import pictures
+from fxquant.engines.table import available_engines
 from fxquant.errors import ConfigError
 from fxquant.files import Json
 
@@ -62,6 +63,7 @@ def run(*, output: Path, digits: bool = False, seed: int = 0, quiet: bool = Fals
         output / "report.html",
         evaluate=case.evaluate,
         most=4,
+        engines=[engine.name for engine in available_engines()],
         seconds=1.0,
         title=case.name,
         progress=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -163,14 +163,24 @@ def _is_logits(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2 and value.shape[1] > 1
 
 
-def gather_speed(float_model: nn.Module, quantized: nn.Module, batch: object, seconds: float) -> Plain:
-    """Times on every engine here, and of each native kernel; what could not be timed says why."""
+def gather_speed(
+    float_model: nn.Module, quantized: nn.Module, batch: object, engines: Iterable[str] | None, seconds: float
+) -> Plain:
+    """Times on engines, and of each native kernel; what could not be timed says why."""
     args, kwargs = as_example(batch, float_model)
     num_inputs = tree_of(quantized).num_inputs
     args = tuple(args)[: num_inputs or None] if isinstance(args, (tuple, list)) else (args,)
     made: Plain = {"inputs": [_shape(value) for value in (*args, *(kwargs or {}).values())]}
     with evaluating(float_model):
-        times = benchmark(quantized, args, example_kwargs=kwargs, float_model=float_model, seconds=seconds, show=False)
+        times = benchmark(
+            quantized,
+            args,
+            example_kwargs=kwargs,
+            float_model=float_model,
+            engines=_at_hand(quantized) if engines is None else engines,
+            seconds=seconds,
+            show=False,
+        )
     made["threads"], made["rows"] = times.threads, _times(times)
     made["advice"] = times.advice()
     try:
@@ -178,6 +188,12 @@ def gather_speed(float_model: nn.Module, quantized: nn.Module, batch: object, se
     except FxQuantError as error:
         return {**made, "kernels": [], "no_kernels": str(error)}
     return {**made, "kernels": [_kernel(row) for row in kernels], "machine": kernels.machine}
+
+
+def _at_hand(quantized: nn.Module) -> list[str]:
+    """The engine of a model, and those that run it as it is, without an export."""
+    own = {engine_of(region) for _, region in regions(quantized)}
+    return [engine.name for engine in available_engines() if engine.name in own | {"onednn", "native"}]
 
 
 def _shape(value: object) -> str:

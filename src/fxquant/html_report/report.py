@@ -79,6 +79,7 @@ def report(
     evaluate: Callable[[nn.Module], object] | None = None,
     num_batches: int = 8,
     most: int = 16,
+    engines: Iterable[str] | None = None,
     seconds: float = 1.0,
     title: str | None = None,
     concrete_args: Mapping[str, object] | None = None,
@@ -89,7 +90,8 @@ def report(
     It has both graphs side by side, the decision, the error and the values of every tensor, where the error enters,
     what each engine and kernel costs, what stayed in float and why, and what would help, tried. `evaluate(model)` adds
     a score of your own: a number, or results by sample. `num_batches` of the data are used; `most` kernels are tried
-    alone in float (0: none), and each engine is timed for `seconds` (0: none). Both models stay as they are.
+    alone in float (0: none). `engines` are timed for `seconds` each (0: none): without a list, that of the model and
+    those that run it without an export. Both models stay as they are.
 
     Example:
         >>> import torch, fxquant as fq
@@ -109,7 +111,11 @@ def report(
     with steps("measuring", 5, wanted=progress) as step:
         sides = set_side_by_side(float_model, quantized, batches[0], concrete_args or {}, "report")
         made = _measure(
-            float_model, sides, _converted(quantized), batches, step, evaluate=evaluate, most=most, seconds=seconds
+            *(float_model, sides, _converted(quantized), batches, step),
+            evaluate=evaluate,
+            most=most,
+            engines=engines,
+            seconds=seconds,
         )
     made["title"] = title or user_class(float_model).__name__
     made["made"] = _made_with()
@@ -130,6 +136,7 @@ def _measure(
     *,
     evaluate: Callable[[nn.Module], object] | None,
     most: int,
+    engines: Iterable[str] | None,
     seconds: float,
 ) -> Json:
     """Gather every part of the page that is measured."""
@@ -147,7 +154,7 @@ def _measure(
     made["fixes"] = [] if tried is None else gather_fixes(sides, tried, evaluate, most=3)
     made["agreement"] = agreement(sides, converted, batches)
     step("speed")
-    made["speed"] = gather_speed(float_model, converted, batches[0], seconds) if seconds else None
+    made["speed"] = gather_speed(float_model, converted, batches[0], engines, seconds) if seconds else None
     return made
 
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fxquant.archive.archive import write_archive
-from fxquant.engines.choose import on_engines
+from fxquant.engines.choose import check_engine, on_engines
+from fxquant.engines.engine import Engine
 from fxquant.engines.example import example_of
-from fxquant.engines.table import available_engines
+from fxquant.engines.table import as_engine, available_engines
 from fxquant.engines.timing import Timing, time_interleaved
 from fxquant.errors import ArchiveError, ConfigError, StageError
 from fxquant.graph.lowering import unlower
@@ -104,16 +105,28 @@ class Benchmark:
         return as_group(*self._parts())
 
 
+def _named(engines: Iterable[Engine | str]) -> tuple[Engine, ...]:
+    if isinstance(engines, str):
+        raise ConfigError(f"engines is {engines!r}. Give a list, such as ['native', 'onednn'].")
+    wanted = tuple(engines)
+    for engine in wanted:
+        check_engine(engine)
+    return tuple(as_engine(engine) for engine in wanted)
+
+
 def benchmark(
     model: nn.Module,
     example_inputs: object = None,
     *,
     example_kwargs: Mapping[str, object] | None = None,
     float_model: nn.Module | None = None,
+    engines: Iterable[Engine | str] | None = None,
     seconds: float = 3.0,
     show: bool = True,
 ) -> Benchmark:
     """Time a converted model on every engine installed here, interleaved; print the table (`show`) and return it.
+
+    `engines` names those that are wanted. A runtime is given an ONNX export, which takes a while for a large model.
 
     `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments.
     Give `float_model` to have it in the same run, with speed-ups against it. Without example inputs, random
@@ -132,7 +145,7 @@ def benchmark(
     for _, region in regions(plain):
         unlower(region)
     models: dict[str, nn.Module] = {} if float_model is None else {"float": float_model}
-    models.update(on_engines(plain, available_engines()))
+    models.update(on_engines(plain, available_engines() if engines is None else _named(engines)))
     calls = {name: functools.partial(each, *args, **kwargs) for name, each in models.items()}
     memory = {name: _peak(call) for name, call in calls.items()}
     times = time_interleaved(calls, seconds=seconds * len(calls))
