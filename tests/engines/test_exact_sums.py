@@ -29,7 +29,7 @@ EIGHT = fq.Spec(bits=8, signed=False, symmetric=False, observer="minmax")
 SEVEN = fq.Spec(bits=7, signed=False, symmetric=False, observer="minmax")
 SIGNED = fq.Spec(bits=8, signed=True, symmetric=True, observer="minmax")
 DYNAMIC = fq.Spec(bits=8, signed=False, symmetric=False, dynamic=True, observer="minmax")
-WEIGHT = fq.Spec(granularity="per_channel", observer="minmax")
+WEIGHT = fq.Spec(granularity="per_channel", observer="minmax", limits=(-127, 127))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,9 +1,13 @@
-"""Why weights keep to 7 bits on CPUs without VNNI: there, pairs of u8 x s8 products are summed in saturating int16.
+"""Why weights for torch's kernels keep to 64 on CPUs without VNNI: pairs of u8 x s8 products are summed in saturating
+int16 there.
 
 `saturating_product` does what the instruction vpmaddubsw does before the sums go to int32.
 """
 
 from __future__ import annotations
+
+import dataclasses
+import sys
 
 import pytest
 import torch
@@ -83,3 +87,27 @@ def test_the_facts_of_this_cpu_agree_with_each_other() -> None:
 def test_quantize_takes_a_target_itself(engine: str) -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(16, 8)
     assert sqnr_db(model(x).detach(), fq.quantize(model, [x], target=x86(vnni=False), engine=engine)(x)) > 25
+
+
+def test_an_engine_without_exact_sums_keeps_weights_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one calibration, whose rules leave the limits of weights open."""
+    module = sys.modules["fxquant.targets.x86"]
+    monkeypatch.setattr(module, "cpu", lambda: dataclasses.replace(cpu(), vnni=False))
+    monkeypatch.setattr(module, "makes_code", lambda: True)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(16, 8)
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,))
+    fq.calibrate(prepared, [x])
+    largest = {
+        engine: int(fq.convert_fx(prepared, engine=engine).get_submodule("0").integers.abs().max())
+        for engine in ("reference", "onednn")
+    }
+    assert largest == {"reference": 127, "onednn": 64}
+
+
+def test_limits_of_a_rule_hold_on_every_engine() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(16, 8)
+    target = x86(vnni=False)
+    qconfig = dataclasses.replace(target.qconfig, weight=target.weight.with_(limits=(-127, 127)))
+    prepared = fq.prepare_fx(model, {"": qconfig}, (x,), target=target)
+    fq.calibrate(prepared, [x])
+    assert int(fq.convert_fx(prepared, engine="reference").get_submodule("0").integers.abs().max()) == 127

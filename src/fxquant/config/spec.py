@@ -42,7 +42,8 @@ class Spec:
     others learn the range too ("tqt" a power of two). `percentile` is used by that observer only, `range` by "fixed"
     only, `momentum` by "moving_average" only (with 0 the first range stays), `factory` by "custom" only: it makes an
     observer of the user's own, a module that is called with each batch and has a `calculate_qparams()`. `limits` are
-    whole numbers inside of what the bits hold, such as (-127, 127). No scale is below `min_scale`.
+    whole numbers inside of what the bits hold, such as (-127, 127); weights without any keep to those of the target. No
+    scale is below `min_scale`.
     """
 
     bits: int = 8

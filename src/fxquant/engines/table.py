@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 
 from torch import nn
@@ -20,7 +21,7 @@ from fxquant.graph.region import lowering_of, regions
 from fxquant.graph.run_passes import run_passes
 from fxquant.targets.onnxruntime import onnxruntime
 from fxquant.targets.openvino import openvino
-from fxquant.targets.x86 import x86
+from fxquant.targets.x86 import onednn, x86
 
 
 def native_engine(settings: Native | None = None) -> Engine:
@@ -66,7 +67,7 @@ def _installed(*packages: str) -> bool:
 REFERENCE = Engine(name="reference", target=x86, available=lambda: True, apply=_run_reference)
 ENGINES = (
     # where torch lacks a kernel, that op runs as in the plain graph
-    Engine(name="onednn", target=x86, available=lambda: True, apply=_run_onednn),
+    Engine(name="onednn", target=onednn, available=lambda: True, apply=_run_onednn),
     REFERENCE,
     native_engine(),
     Engine(
@@ -112,5 +113,16 @@ def available_engines() -> tuple[Engine, ...]:
 
 
 def targets_of_engines() -> tuple[Target, ...]:
-    """The targets of all engines, each once: what a model that is prepared without a target may be decided for."""
-    return tuple({target.name: target for target in (engine.target() for engine in ENGINES)}.values())
+    """The targets of all engines: what a model that is prepared without a target may be decided for.
+
+    Of those that differ in the limits of weights alone there is one, as the same tensors are watched for them.
+    """
+    found: list[Target] = []
+    for target in (engine.target() for engine in ENGINES):
+        if not any(_same_activations(target, other) for other in found):
+            found.append(target)
+    return tuple(found)
+
+
+def _same_activations(a: Target, b: Target) -> bool:
+    return a == dataclasses.replace(b, name=a.name, weight=b.weight.with_(limits=a.weight.limits))

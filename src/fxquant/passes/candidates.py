@@ -148,6 +148,8 @@ def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region:
         if info is not None and not info.is_float:
             return f"operand {operand.name} is {str(info.dtype).removeprefix('torch.')}"
     weight = weight_spec(op, qconfig, module) if op.has_weight and module is not None else None
+    if mode == "static" and weight is not None:
+        weight = _within(weight, target.weight)
     if mode == "static" and (reason := refuse(target, node, op, qconfig, weight, module)) is not None:
         return reason
     return Candidate(node=node, op=op, qconfig=qconfig, rule=choice.rule, mode=mode, weight=weight)
@@ -208,6 +210,12 @@ def _mode_reason(op: Op, qconfig: QConfig) -> str:
         return "the qconfig has no weight spec"
     mode = "weight-only" if qconfig.activation is None else "dynamic"
     return f"{mode} quantization is for ops with weights"
+
+
+def _within(spec: Spec, default: Spec) -> Spec:
+    """A spec of weights that leaves its limits open keeps to those of the target."""
+    alike = (spec.bits, spec.signed) == (default.bits, default.signed)
+    return spec.with_(limits=default.limits) if alike and spec.limits is None else spec
 
 
 def weight_spec(op: Op, qconfig: QConfig, module: nn.Module) -> Spec | None:

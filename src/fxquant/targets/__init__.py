@@ -18,7 +18,7 @@ from fxquant.targets.onnxruntime import onnxruntime
 from fxquant.targets.openvino import openvino
 from fxquant.targets.tensorrt import tensorrt
 from fxquant.targets.tflite import tflite, tflite_16x8
-from fxquant.targets.x86 import x86
+from fxquant.targets.x86 import onednn, x86
 from fxquant.targets.xnnpack import xnnpack
 
 TARGETS: Mapping[str, Callable[[], Target]] = MappingProxyType(
@@ -27,8 +27,8 @@ TARGETS: Mapping[str, Callable[[], Target]] = MappingProxyType(
         "x86-vnni": partial(x86, vnni=True, name="x86-vnni"),
         "x86-avx2": partial(x86, vnni=False, name="x86-avx2"),
         "x86-amx": partial(x86, vnni=True, name="x86-amx"),
-        "fbgemm": x86,  # torch.ao's names for the same
-        "onednn": x86,
+        "fbgemm": onednn,  # torch.ao's names
+        "onednn": onednn,
         "arm": arm,
         "qnnpack": qnnpack,
         "xnnpack": xnnpack,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,12 @@ def cpu() -> Cpu:
         vnni=_asked("_is_vnni_supported", "avx512_vnni" in flags) or "avx_vnni" in flags,
         amx=_asked("_is_amx_tile_supported", "amx_tile" in flags) and "amx_int8" in flags,
     )
+
+
+@functools.cache
+def makes_code() -> bool:
+    """Whether native code, which needs no VNNI for exact sums, can be made and run here."""
+    return importlib.util.find_spec("llvmlite") is not None and (cpu().avx2 or platform.machine() == "aarch64")
 
 
 def _asked(name: str, otherwise: bool) -> bool:

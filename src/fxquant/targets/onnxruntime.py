@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from fxquant.config.target import Target
+from fxquant.targets.cpu import cpu
 from fxquant.targets.generic import clip_tails
 from fxquant.targets.x86 import x86
 
@@ -14,7 +15,7 @@ def onnxruntime(*, vnni: bool | None = None) -> Target:
 
     Biases are int32, as its kernels take them: with float ones, one value in a thousand was a step off in the file.
     """
-    base = x86(vnni=vnni)
+    base = x86(vnni=cpu().vnni if vnni is None else vnni)
     return dataclasses.replace(
         base,
         name="onnxruntime",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from fxquant.config.target import Target
+from fxquant.targets.cpu import cpu
 from fxquant.targets.x86 import x86
 
 
@@ -13,5 +14,5 @@ def openvino(*, vnni: bool | None = None) -> Target:
 
     Biases are int32, as they are in ONNX files.
     """
-    base, products = x86(vnni=vnni), frozenset(("attention",))
+    base, products = x86(vnni=cpu().vnni if vnni is None else vnni), frozenset(("attention",))
     return dataclasses.replace(base, name="openvino", bias="int32", kinds=base.kinds | products, signed=products)

@@ -16,7 +16,7 @@ from fxquant.engines.onednn.support import supports
 from fxquant.numerics.affine import sqnr_db
 from fxquant.targets.x86 import x86
 
-WEIGHT = fq.Spec(granularity="per_channel", observer="minmax")
+WEIGHT = fq.Spec(granularity="per_channel", observer="minmax", limits=(-127, 127))
 ACTIVATIONS = {
     "u8": fq.Spec(signed=False, symmetric=False, observer="minmax"),
     "s8": fq.Spec(observer="minmax"),

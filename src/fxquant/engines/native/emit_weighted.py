@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from fxquant.engines.native import depthwise, gemm
 from fxquant.engines.native.arithmetic import Numbers, ending, largest
 from fxquant.engines.native.emit_scaled import scaled_affine
+from fxquant.engines.native.finish import Finish
 from fxquant.engines.native.gemm import Gemm, Taps, choose_tile, split_row
 from fxquant.engines.native.groups import Group, Pads, is_handed_in
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import pointer
+from fxquant.engines.native.pack_gemm import pack_affine, pack_listed, pack_weights
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.values import Grid, View, round_up
 from fxquant.engines.onednn.pairs import may_overflow
@@ -22,6 +24,8 @@ from fxquant.engines.onednn.pairs import may_overflow
 Extent: TypeAlias = tuple[int, int, tuple[int, ...]]  # rows, width, strides as `emit_gemm` says
 A = TypeVar("A", bound=np.generic)
 _L1, _L2 = 20000, 131072  # bytes of weights, and of input rows, that stay near
+_LISTED = 2  # vectors of a block whose pairs are chosen: they have to fit in all its channels
+_LONGEST = 1.3  # steps of such a block, of those without choosing, beyond which wider sums are faster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +46,7 @@ def emit_depthwise(
     reader: Reader, group: Group, made: Numbers, views: tuple[View, View | None, View], geometry: Geometry
 ) -> None:
     x, other, out = views
-    pairs = _pairs_fit(group, made, x)
+    pairs = not may_overflow(_most(group, x), largest(made.weight))
     machine = reader.machine.for_pairs(pairs)
     channels = round_up(out.shape[0])
     end = ending(reader, group, made, other, out.grid)
@@ -173,6 +177,54 @@ def _walk(
     }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Product:
+    """A matrix product whose kernel is to be chosen."""
+
+    weight: NDArray[np.int8]
+    taps: Taps
+    extent: Extent
+    groups: int
+    finish: Finish
+    other: bool
+
+    def form(self, host: Machine, most: int) -> tuple[Gemm, Machine, NDArray[np.uint8], list[int] | None]:
+        """(kernel, machine, weights, offsets of moved blocks) for inputs up to `most`: what is fastest and exact."""
+        fit = not may_overflow(most, largest(self.weight))
+        machine = host.for_pairs(True)
+        if not fit and machine != host:
+            spec, weight, offsets = self._shape(machine, pairs=True, listed=True)
+            listed = pack_listed(weight, spec, machine, most, _LONGEST)
+            if listed is not None:
+                return spec, machine, listed, offsets
+        machine = host.for_pairs(fit)
+        spec, weight, offsets = self._shape(machine, pairs=fit, listed=False)
+        return spec, machine, pack_weights(weight, spec, machine), offsets
+
+    def _shape(self, machine: Machine, *, pairs: bool, listed: bool) -> tuple[Gemm, NDArray[np.int8], list[int] | None]:
+        """(kernel, weights [channels, taps, length], offsets of moved blocks) for a machine."""
+        finish, taps, channels = self.finish, self.taps, round_up(len(self.weight))
+        extra = (1.5 if self.other else 0.0) + (8.0 if finish.act is not None else 0.0)
+        widest = _LISTED if listed else 4
+        tile = choose_tile(channels, self.extent[1], taps, extra, machine, widest)
+        weight, offsets = _padded(self.weight, channels), None
+        if self.groups > 1:
+            grain = max(1, 16 // machine.floats)
+            tile = (grain,) * (channels // (grain * machine.floats)), machine.most_rows(grain)
+            weight, offsets = _widen_groups(self.weight, self.groups, [grain * machine.floats] * len(tile[0]))
+            taps = replace(taps, length=weight.shape[3])
+        near = taps.count * taps.quads * 4 * channels * machine.weight_bytes <= _L1
+        spec = Gemm(
+            taps=taps,
+            **_walk(self.extent, tile, finish.out_bytes, machine, near=near, other=self.other),
+            moved=offsets is not None,
+            finish=finish,
+            pairs=pairs,
+            listed=listed,
+        )
+        return spec, weight.reshape(channels, taps.count, taps.length), offsets
+
+
 def emit_gemm(
     reader: Reader,
     group: Group,
@@ -189,32 +241,22 @@ def emit_gemm(
     `place` holds the grid of an input that is on one of its own.
     """
     x, other, out = views
-    pairs = _pairs_fit(group, made, x)
-    machine = reader.machine.for_pairs(pairs)
     end = ending(reader, group, made, other, out.grid)
     outputs, ky, kx, inputs = made.weight.shape
     channels = round_up(outputs)
-    extra = (1.5 if other is not None else 0.0) + (8.0 if end.spec.act is not None else 0.0)
-    tile = choose_tile(channels, extent[1], taps, extra, machine)
-    weight, offsets = _padded(made.weight, channels), None
-    if geometry is not None and geometry.groups > 1:
-        grain = max(1, 16 // machine.floats)
-        tile = (grain,) * (channels // (grain * machine.floats)), machine.most_rows(grain)
-        weight, offsets = _widen_groups(made.weight, geometry.groups, [grain * machine.floats] * len(tile[0]))
-        taps = replace(taps, length=weight.shape[3])
-    near = taps.count * taps.quads * 4 * channels * machine.weight_bytes <= _L1
-    spec = Gemm(
+    product = _Product(
+        weight=made.weight,
         taps=taps,
-        **_walk(extent, tile, end.spec.out_bytes, machine, near=near, other=other is not None),
-        moved=offsets is not None,
+        extent=extent,
+        groups=1 if geometry is None else geometry.groups,
         finish=end.spec,
-        pairs=pairs,
+        other=other is not None,
     )
-    integers_ = weight.reshape(channels, taps.count, taps.length)
-    packed = reader.constant(gemm.pack_weights(integers_, spec, machine))
+    spec, machine, weights, offsets = product.form(reader.machine, _most(group, x))
+    packed = reader.constant(weights)
     if place is None:
         scale, bias = _padded(end.scale, channels), _padded(end.bias, channels)
-        affine = np.concatenate((end.header.view(np.uint8), gemm.pack_affine(scale, bias, spec, machine, offsets)))
+        affine = np.concatenate((end.header.view(np.uint8), pack_affine(scale, bias, spec, machine, offsets)))
         params, reads = reader.constant(affine), [x]
     else:
         scaled = scaled_affine(reader, made, spec, machine, place)
@@ -235,10 +277,9 @@ def emit_gemm(
     )
 
 
-def _pairs_fit(group: Group, made: Numbers, x: View) -> bool:
-    """Whether two products fit int16. Inputs that kernels make keep to their grid; those that are handed in may not."""
-    most = 255 if x.grid is None or is_handed_in(group.node.all_input_nodes[0]) else x.grid.high
-    return not may_overflow(most, largest(made.weight))
+def _most(group: Group, x: View) -> int:
+    """The largest input. Those that kernels make keep to their grid; those that are handed in may not."""
+    return 255 if x.grid is None or is_handed_in(group.node.all_input_nodes[0]) else x.grid.high
 
 
 def _suffix(group: Group) -> str:

@@ -8,22 +8,25 @@ bytes of a tap, four at a time: each is spread over a vector and multiplied with
 Where the input has no gap between pixels, the taps of a kernel row are one run of bytes. `length` is rounded up to
 four; the weights beyond it are zero, so it does not matter what is read there. With `moved`, blocks read from a place
 of their own in the input (groups): their offsets come with their scales.
+
+`listed`: the pairs of bytes whose products are summed in int16 are chosen for each block (pairing.py), so that weights
+may have all 8 bits. A block has a list of steps: which 16 bytes are loaded, and which four of them are multiplied.
+
+    weights   [block](list, weights, count)   [block]{[step](offset, places)   [step][vectors][elements][4]}
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, affine_block, finish, load_affine
+from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, finish, load_affine
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.vector import Kernel, order, pack_quads
+from fxquant.engines.native.vector import Kernel
 
 _UNROLLED = 120  # dot products that are written out
-_OFFSET_BYTES = 64
+OFFSET_BYTES = 64
+ENTRY_BYTES = 32  # of the table of lists
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +72,7 @@ class Gemm:
     moved: bool = False
     finish: Finish
     pairs: bool = False  # whether sums of two products fit int16
+    listed: bool = False  # they do, as the bytes are paired
 
     def runs(self) -> list[tuple[int, int]]:
         """(vectors, how many blocks) for each run of equal blocks."""
@@ -129,11 +133,13 @@ def _rows(k: Kernel, spec: Gemm, low: str, high: str) -> None:
         ) -> None:
             place = k.add(index, -starts[0])
             weights = k.step(k.at("%weights", starts[1]), place, sizes[0])
+            if spec.listed:
+                weights = k.step("%weights", index, ENTRY_BYTES)
             params = k.step(k.at("%params", starts[2]), place, sizes[1])
             x = "%x"
             if spec.moved:
                 x = k.at(x, k.load("i64", params, 8))
-                params = k.at(params, _OFFSET_BYTES)
+                params = k.at(params, OFFSET_BYTES)
             size = spec.finish.out_bytes
             out = k.step(k.at("%out", starts[3] * size), place, sizes[2] * size)
             size = 4 if spec.finish.other == "f32" else 1
@@ -202,7 +208,9 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
     def tap(sums: list[str], x: str, weights: str) -> list[str]:
         return _run(k, spec, vectors, pixels, again(sums), x, weights)
 
-    if taps.count * taps.quads * pixels * vectors <= _UNROLLED:
+    if spec.listed:
+        sums = _steps(k, spec, vectors, pixels, carries, block)
+    elif taps.count * taps.quads * pixels * vectors <= _UNROLLED:
 
         def all_taps(_: str, sums: list[str]) -> list[str]:
             for index in range(taps.count):
@@ -258,46 +266,37 @@ def _run(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry],
     return k.loop(0, quads, unroll, body, carries)
 
 
+def _steps(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry], block: _Block) -> list[str]:
+    """The products of a block's list of steps."""
+    machine = k.machine
+    entry = [k.load("i64", k.at(block.weights, 8 * index), 8) for index in range(3)]
+    steps, weights = (k.at("%weights", offset) for offset in entry[:2])
+
+    def body(index: str, sums: list[str]) -> list[str]:
+        sums = list(sums)
+        step = k.step(steps, index, 8)
+        x_at = k.at(block.x, k.value(f"sext i32 {k.load('i32', step, 8)} to i64"))
+        places = k.same(k.load("i32", k.at(step, 4), 4))
+        at = k.step(weights, index, vectors * machine.width)
+        loaded = [k.weights(k.at(at, v * machine.width), machine.width) for v in range(vectors)]
+        for pixel in range(pixels):
+            quad = k.picked(k.at(x_at, pixel * spec.in_pixel), places)
+            for v in range(vectors):
+                place = pixel * vectors + v
+                sums[place] = k.dot(sums[place], quad, loaded[v], machine.width)
+        return sums
+
+    return k.loop(0, entry[2], 1, body, carries)
+
+
 def _param_bytes(spec: Gemm, vectors: int, machine: Machine) -> int:
-    return 2 * vectors * machine.width + (_OFFSET_BYTES if spec.moved else 0)
+    return 2 * vectors * machine.width + (OFFSET_BYTES if spec.moved else 0)
 
 
-def pack_weights(weights: NDArray[np.int8], spec: Gemm, machine: Machine) -> NDArray[np.uint8]:
-    """Integers [channels, taps, length], with as many channels as the blocks have, as the kernel reads them."""
-    quads = spec.taps.quads
-    padded = np.zeros((*weights.shape[:2], 4 * quads), np.int8)
-    padded[:, :, : weights.shape[2]] = weights
-    found, first = [], 0
-    for vectors in spec.blocks:
-        channels = first + _order(spec, vectors, machine)
-        block = padded[channels].reshape(vectors, machine.floats, spec.taps.count, quads, 4)
-        found.append(pack_quads(block.transpose(2, 3, 0, 1, 4), machine))
-        first += vectors * machine.floats
-    return np.concatenate(found)
-
-
-def pack_affine(
-    scale: NDArray[np.float64], bias: NDArray[np.float64], spec: Gemm, machine: Machine, offsets: list[int] | None
-) -> NDArray[np.uint8]:
-    """Scales and biases of all channels as the kernel reads them behind the header; `offsets` are of moved blocks."""
-    found, first = [], 0
-    for index, vectors in enumerate(spec.blocks):
-        channels = first + _order(spec, vectors, machine)
-        if offsets is not None:
-            place = np.zeros(_OFFSET_BYTES // 8, np.int64)
-            place[0] = offsets[index]
-            found.append(place.view(np.uint8))
-        found.append(affine_block(scale[channels], bias[channels], spec.finish.magic).view(np.uint8))
-        first += vectors * machine.floats
-    return np.concatenate(found)
-
-
-def _order(spec: Gemm, vectors: int, machine: Machine) -> NDArray[np.int64]:
-    return order(vectors, machine.width) if spec.finish.out == "u8" else np.arange(vectors * machine.floats)
-
-
-def choose_tile(outputs: int, width: int, taps: Taps, extra: float, machine: Machine) -> tuple[tuple[int, ...], int]:
-    """(vectors of each block, pixels of a tile) by a model of the cycles that a row takes.
+def choose_tile(
+    outputs: int, width: int, taps: Taps, extra: float, machine: Machine, widest: int = 4
+) -> tuple[tuple[int, ...], int]:
+    """(vectors of each block, at most `widest`, and pixels of a tile) by a model of the cycles that a row takes.
 
     `outputs` are channels, a multiple of 16. `extra` are cycles that a vector of results takes beyond packing.
     """
@@ -307,7 +306,7 @@ def choose_tile(outputs: int, width: int, taps: Taps, extra: float, machine: Mac
     packing = {1: 2.2, 2: 1.7, 3: 1.9, 4: 1.4}
     best: tuple[float, int, int] | None = None
     for vectors in (4, 3, 2, 1):
-        if vectors > total or vectors % grain:
+        if vectors > min(total, widest) or vectors % grain:
             continue
         for most in range(1, machine.most_rows(vectors) + 1):
             cost = 0.0

@@ -47,6 +47,7 @@ INTRINSICS: dict[str, Signature] = {
     "llvm.x86.sse2.cvtps2dq": ("<4 x i32>", ("<4 x float>",)),
     "llvm.x86.avx512.vpermi2var.ps.512": ("<16 x float>", ("<16 x float>", "<16 x i32>", "<16 x float>")),
     "llvm.x86.avx2.permps": ("<8 x float>", ("<8 x float>", "<8 x i32>")),
+    "llvm.x86.avx2.pshuf.b": ("<32 x i8>", ("<32 x i8>", "<32 x i8>")),
     "llvm.x86.sse2.pause": ("void", ()),
     "llvm.aarch64.neon.sdot.v4i32.v16i8": ("<4 x i32>", ("<4 x i32>", "<16 x i8>", "<16 x i8>")),
     "llvm.aarch64.neon.usdot.v4i32.v16i8": ("<4 x i32>", ("<4 x i32>", "<16 x i8>", "<16 x i8>")),

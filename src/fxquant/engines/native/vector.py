@@ -169,11 +169,20 @@ class Kernel(Function):
 
     def quad(self, address: str) -> tuple[str, ...]:
         """Four bytes in every element, as `dot` takes them."""
+        return self.operand(self.same(self.load("i32", address)), self.machine.width)
+
+    def same(self, four: str) -> str:
+        """An int32 in every element, as bytes."""
         n = self.machine.floats
-        four = self.load("i32", address)
         one = self.value(f"insertelement <{n} x i32> poison, i32 {four}, i64 0")
         all_ = self.value(f"shufflevector <{n} x i32> {one}, <{n} x i32> poison, <{n} x i32> zeroinitializer")
-        return self.operand(self.value(f"bitcast <{n} x i32> {all_} to <{4 * n} x i8>"), 4 * n)
+        return self.value(f"bitcast <{n} x i32> {all_} to <{4 * n} x i8>")
+
+    def picked(self, address: str, places: str) -> tuple[str, ...]:
+        """Four of 16 bytes in every element, by their places (see `same`), as `dot` takes them. AVX2 only."""
+        window = self.load("<16 x i8>", address)
+        both = self.value(f"shufflevector <16 x i8> {window}, <16 x i8> poison, {indices([*range(16)] * 2)}")
+        return (self.call("llvm.x86.avx2.pshuf.b", both, places),)
 
     # bytes
 
