@@ -21,6 +21,7 @@ from fxquant.capture import Method, Sizes, capture
 from fxquant.capture.canonical.bake import bake_parametrizations
 from fxquant.capture.piecewise.calls import Call
 from fxquant.capture.piecewise.wrapped_bodies import Seen, capture_bodies, replace_module, watch_calls
+from fxquant.capture.recording import Reference
 from fxquant.capture.symbolic.wrap import is_wrapped
 from fxquant.config.custom_config import PrepareCustomConfig, Standalone
 from fxquant.config.forms import closest
@@ -111,10 +112,18 @@ class _Assembly:
             paths = {module: path for path, module in tree.named_modules()}
             capture_bodies(tree, watch, self._is_open, lambda m, a, k: self._capture(m, a, k, paths[m], "auto"))
         self._update_regions(tree, watch.seen, {after[module]: call for module, call in before.items()})
-        return self._capture(tree, args, kwargs, "", self.method)
+        # nothing was put into the tree if no call was of interest
+        as_run = not watch.seen and not self.custom.float_to_observed_mapping
+        return self._capture(tree, args, kwargs, "", self.method, watch.reference if as_run else None)
 
     def _capture(
-        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], path: str, method: Method
+        self,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        path: str,
+        method: Method,
+        reference: Reference | None = None,
     ) -> nn.Module:
         names = [*self.custom.non_traceable_module_names, *self.opaque]
         inside = [name.removeprefix(f"{path}.") for name in names if name.startswith(f"{path}.") or not path]
@@ -129,6 +138,7 @@ class _Assembly:
             leaf_classes=self.leaves,
             part=join_path(self.context.path, path),
             concrete=self.concrete if not path else None,
+            reference=reference,
         )
 
     def _check_names(self) -> None:

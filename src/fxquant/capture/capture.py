@@ -26,7 +26,7 @@ from fxquant.capture.inputs import bind, bind_defaults
 from fxquant.capture.piecewise.opaque import Traced, trace_around
 from fxquant.capture.piecewise.piecewise import piecewise
 from fxquant.capture.reasons import Cause
-from fxquant.capture.recording import Recording
+from fxquant.capture.recording import Recording, Reference
 from fxquant.capture.request import Request, make_request
 from fxquant.errors import CaptureError
 from fxquant.graph.clone_tree import clone_tree
@@ -55,6 +55,7 @@ def capture(
     ops: OpTable = OPS,
     part: str = "",
     concrete: Mapping[str, object] | None = None,
+    reference: Reference | None = None,
 ) -> nn.Module:
     """Turn a model into one with regions that computes the same and shares its tensors; the model is not changed.
 
@@ -62,7 +63,7 @@ def capture(
     known of the tensors. `sizes="any"` fixes no size of the example, and neither does method="piecewise". `leaf_names`
     and `leaf_classes` are modules that a symbolic trace does not look into. `part` is the path of a model that is part
     of another. `concrete` are values of plain arguments: they are fixed, and what a graph takes for arguments that a
-    call leaves out.
+    call leaves out. `reference` is what the model computes from the example, where a run has shown that.
     """
     has_example = args is not None or bool(kwargs)
     leaves = (*map(repr, leaf_names), *(cls.__name__ for cls in leaf_classes))
@@ -77,6 +78,7 @@ def capture(
         leaf_classes=leaf_classes,
         ops=ops,
         free=sizes == "any" or method == "piecewise",
+        reference=reference,
     )
     attempts: dict[str, Callable[[Request], nn.Module]] = {
         "auto": lambda request: _climb(request, part),

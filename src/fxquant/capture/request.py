@@ -11,7 +11,7 @@ from torch import nn
 from fxquant.capture.canonical.bake import bake_parametrizations, is_baked
 from fxquant.capture.inputs import Slot, as_call, bind
 from fxquant.capture.piecewise.calls import Call
-from fxquant.capture.recording import Recording
+from fxquant.capture.recording import Recording, Reference
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.ops.table import OpTable
 
@@ -80,11 +80,12 @@ def make_request(
     leaf_classes: Collection[type],
     ops: OpTable,
     free: bool,
+    reference: Reference | None = None,
 ) -> Request:
     """Ask for a model of the user's, which is not changed."""
     plain = bake_parametrizations(clone_tree(model)) if is_baked(model) else model
     # in train mode a spectral norm changes its weight with every run, so compare with the baked one
-    recording = Recording(plain if model.training else model, *_example(slots))
+    recording = Recording(plain if model.training else model, *_example(slots), reference=reference)
     return Request(
         model=plain,
         slots=slots,

@@ -1,5 +1,7 @@
 """Let a region load the state dicts of its earlier selves: the float model's, and the calibrated model's.
 
+flat          the tensors of a module that became a region around itself keep their names: `conv.weight`, and not
+              `conv.op.weight`
 float         parameters that capture moved into a stock module go by their old name there: `w1` for `w1.weight`, or
               have the other orientation (`addmm` takes its weight as [in, out])
 calibrated    what was seen of the tensors goes to the quantizers that are trained on them; else what the modules of the
@@ -8,7 +10,7 @@ calibrated    what was seen of the tensors goes to the quantizers that are train
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from torch import nn
@@ -48,3 +50,18 @@ def _rename(moved: Mapping[str, tuple[str, bool]], state_dict: dict[str, Any], p
         if prefix + old in state_dict and (turn if old == new else prefix + new not in state_dict):
             value = state_dict.pop(prefix + old)
             state_dict[prefix + new] = value.t() if transposed else value
+
+
+def drop_flat(flat: str, state_dict: dict[str, object], prefix: str) -> None:
+    """Give the tensors of the child `flat` the names that they had before the region stood around it."""
+    longer = f"{prefix}{flat}."
+    for key in [key for key in state_dict if key.startswith(longer)]:
+        state_dict[prefix + key.removeprefix(longer)] = state_dict.pop(key)
+
+
+def add_flat(flat: str, state_dict: dict[str, object], prefix: str, children: Container[str]) -> None:
+    """Undo `drop_flat` for a state_dict that is loaded."""
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        rest = key.removeprefix(prefix)
+        if rest.partition(".")[0] not in children:
+            state_dict[f"{prefix}{flat}.{rest}"] = state_dict.pop(key)

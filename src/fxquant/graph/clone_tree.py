@@ -51,8 +51,9 @@ def _clone(module: nn.Module, memo: dict[int, Any], share_tensors: bool) -> nn.M
     memo[id(module)] = tree
     for key, value in module.__dict__.items():
         if isinstance(value, dict) and key.startswith("_"):
-            # copy.copy goes by pickling for an OrderedDict, which each module has a dozen of
-            tree.__dict__[key] = value.copy() if type(value) in (dict, OrderedDict) else copy.copy(value)
+            # each module has a dozen of them, mostly empty
+            known = type(value) in (dict, OrderedDict)
+            tree.__dict__[key] = type(value)() if known and not value else value.copy() if known else copy.copy(value)
     tree.__dict__["_modules"] = {
         name: None if child is None else _clone(child, memo, share_tensors) for name, child in module._modules.items()
     }

@@ -18,26 +18,42 @@ from fxquant.graph.quantizer import calls_quantizer
 from fxquant.graph.region import Region, Stage, plan_of, stage_of
 from fxquant.ops.table import OPS, OpTable, activation_nodes
 
+Known = dict[int, object]  # by id; held, so that no id is given out again
 
-def verify(region: Region, *, pass_name: str, region_path: str = "", ops: OpTable = OPS) -> None:
-    """Raise VerifyError if the region breaks an invariant of its stage."""
+
+def verify(
+    region: Region, *, pass_name: str, region_path: str = "", ops: OpTable = OPS, plain: Known | None = None
+) -> None:
+    """Raise VerifyError if the region breaks an invariant of its stage.
+
+    `plain` takes the values of `node.meta` that were looked at, which the next call need not look at again.
+    """
 
     def fail(node: fx.Node | None, message: str) -> None:
         at = f", node {node.name!r}" if node is not None else ""
         raise VerifyError(f"after {pass_name!r}, region {region_path or '<root>'!r}{at}: {message}")
 
-    try:
-        region.graph.lint()
-    except (RuntimeError, ValueError, AttributeError) as error:
-        fail(None, f"the graph is malformed: {error}")
+    _lint(region.graph, fail)
     converted = stage_of(region) is Stage.CONVERTED
+    plain = {} if plain is None else plain
     for node in region.graph.nodes:
         _check_references(region, node, fail)
-        _check_meta(node, fail)
+        _check_meta(node, plain, fail)
         if converted:
             _check_converted(region, node, fail)
         elif (note := note_of(node)) is not None:
             _check_note(region, node, note.inputs, note.output, ops, fail)
+
+
+def _lint(graph: fx.Graph, fail: Callable[[fx.Node | None, str], None]) -> None:
+    """fx's own checks but for those of targets, which `_check_references` makes, by a faster way."""
+    owner, graph.owning_module = graph.owning_module, None
+    try:
+        graph.lint()
+    except (RuntimeError, ValueError, AttributeError) as error:
+        fail(None, f"the graph is malformed: {error}")
+    finally:
+        graph.owning_module = owner
 
 
 def _check_references(region: Region, node: fx.Node, fail: Callable[[fx.Node, str], None]) -> None:
@@ -48,12 +64,17 @@ def _check_references(region: Region, node: fx.Node, fail: Callable[[fx.Node, st
             fail(node, f"reads {node.target!r}, which does not exist")
     if node.op == "call_module" and find_module(region, str(node.target)) is None:
         fail(node, f"calls module {node.target!r}, which does not exist")
+    if node.op == "call_function" and not callable(node.target):
+        fail(node, f"calls {node.target!r}, which is no function")
 
 
-def _check_meta(node: fx.Node, fail: Callable[[fx.Node, str], None]) -> None:
-    for key in META_KEYS:
-        if key in node.meta and _holds_live(node.meta[key]):
+def _check_meta(node: fx.Node, plain: Known, fail: Callable[[fx.Node, str], None]) -> None:
+    for key, value in node.meta.items():
+        if id(value) in plain or key not in META_KEYS:
+            continue
+        if _holds_live(value):
             fail(node, f"meta[{key!r}] holds a Node or a module; only plain values survive a copy")
+        plain[id(value)] = value
 
 
 def _holds_live(value: object) -> bool:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import enum
-import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
@@ -28,13 +27,14 @@ from torch import fx, nn
 
 from fxquant.errors import FirstCallError, FxQuantError, InputError, StageError
 from fxquant.graph import torch_compat
-from fxquant.graph.adapt_state import adapt_state
+from fxquant.graph.adapt_state import adapt_state, add_flat, drop_flat
 from fxquant.graph.container import lend_methods
 from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
 from fxquant.graph.float_dtype import cast, own_dtype, split_move
 from fxquant.graph.origin import Origin
 from fxquant.graph.paths import find_module
 from fxquant.graph.plan import Plan
+from fxquant.graph.written_down import keep_written, notice_export, read_written
 
 if TYPE_CHECKING:
     from fxquant.graph.boundary import Boundary
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fxquant")
 
+_CODE = ("_code", "_lineno_map", "_prologue_start")  # what GraphModule.recompile keeps beside `forward`
 # what nn.Module and GraphModule keep in __dict__ for themselves; everything else there is the user's
-_WRITTEN = "written_down"  # in the metadata of a state_dict
 _OWN_KEYS = frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__) | {"_region"}
 
 
@@ -123,6 +123,14 @@ class Region(fx.GraphModule):
                     return attribute.__get__(self, cls) if hasattr(attribute, "__get__") else attribute
             raise
 
+    def get_submodule(self, target: str) -> nn.Module:
+        """Find a module by the tables of children: passes ask often, and attributes are looked up slowly.
+
+        It also finds a region that stands for a parameter, which reads as a tensor.
+        """
+        found = find_module(self, target)
+        return super().get_submodule(target) if found is None else found
+
     @property
     def _self(self) -> nn.Module:
         """An instance of the user's class over this region's own state, for methods that are left as written.
@@ -162,6 +170,8 @@ class Region(fx.GraphModule):
             self._refuse_floats(self._region.plan.boundary, args, kwargs)
         if lowering.runner is not None and not torch.compiler.is_compiling():
             return lowering.runner(self, args, kwargs)
+        if torch.compiler.is_exporting():
+            notice_export(lowering.runner)
         return self.run_graph(args, kwargs)
 
     def _first_call(self, lowering: Lowering, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -245,16 +255,11 @@ class Region(fx.GraphModule):
         runner = runner_of(self)
         return "" if runner is None else f"engine={runner.engine!r}"
 
-    def recompile(self) -> Any:
-        """Make `forward` of the graph. torch.export calls that, or runs the graph node by node, and not the module."""
-        code = super().recompile()
-        type(self).forward = _noticed(type(self).forward)  # of a class that this instance alone has
-        return code
-
     @property
     def graph(self) -> fx.Graph:
+        # torch.export runs the graph of a whole model node by node, without a call of the module
         if torch.compiler.is_exporting():
-            _notice(self)
+            notice_export(runner_of(self))
         return self._graph
 
     @graph.setter
@@ -267,28 +272,18 @@ class Region(fx.GraphModule):
         Whether torch's ops were written down is in the metadata, so that what loads it computes the same.
         """
         found = super().state_dict(*args, **kwargs)
-        flat, runner = self._region.origin.flat, runner_of(self)
-        own = kwargs.get("prefix", args[1] if len(args) > 1 else "")
-        if runner is not None and runner.written and hasattr(found, "_metadata"):
-            found._metadata[own[:-1]][_WRITTEN] = True
-        if flat:
-            longer = f"{own}{flat}."
-            for key in [key for key in found if key.startswith(longer)]:
-                found[own + key.removeprefix(longer)] = found.pop(key)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        keep_written(runner_of(self), found, prefix[:-1])
+        if self._region.origin.flat:
+            drop_flat(self._region.origin.flat, found, prefix)
         return found
 
     def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: object) -> None:
-        flat = self._region.origin.flat
-        if flat:
-            for key in [key for key in state_dict if key.startswith(prefix)]:
-                rest = key.removeprefix(prefix)
-                if rest.partition(".")[0] not in self._modules:
-                    state_dict[f"{prefix}{flat}.{rest}"] = state_dict.pop(key)
+        if self._region.origin.flat:
+            add_flat(self._region.origin.flat, state_dict, prefix, self._modules)
         if self._region.lowering is None:
             adapt_state(self, self._region.origin, self._region.plan, state_dict, prefix)
-        runner = runner_of(self)
-        if runner is not None and isinstance(args[0], dict) and args[0].get(_WRITTEN):
-            runner.written = True
+        read_written(runner_of(self), args[0])
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Region:
@@ -302,7 +297,7 @@ class Region(fx.GraphModule):
             lowering.filled = copy.copy(lowering.filled)
         own = _Parts(origin=parts.origin, plan=copy.copy(parts.plan), lowering=lowering, warned=parts.warned)
         state = {**self._plain_state(), "_region": own}
-        return _rebuild(state, copy.deepcopy(self.graph))
+        return _rebuild(state, copy.deepcopy(self.graph), like=self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickle, (self._plain_state(), encode_graph(self.graph))
@@ -312,34 +307,8 @@ class Region(fx.GraphModule):
 
     def _plain_state(self) -> dict[str, object]:
         # a forward on the instance is there while hooks are (engines/hooks.py)
-        dropped = (
-            "forward",
-            "_graph",
-            "_code",
-            "_lineno_map",
-            "_prologue_start",
-            "_tracer_cls",
-            "_tracer_extras",
-            "shape_env",
-        )
+        dropped = ("forward", "_graph", *_CODE, "_tracer_cls", "_tracer_extras", "shape_env")
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
-
-
-def _notice(region: Region) -> None:
-    """torch.export writes down what a region does."""
-    lowering = region._region.lowering
-    if lowering is not None and lowering.runner is not None:
-        lowering.runner.write_down()
-
-
-def _noticed(forward: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(forward)
-    def run(self: Region, *args: object, **kwargs: object) -> object:
-        if torch.compiler.is_exporting():
-            _notice(self)
-        return forward(self, *args, **kwargs)
-
-    return run
 
 
 def _after_load(region: Region, incompatible_keys: object) -> None:
@@ -358,13 +327,19 @@ def _is_own(region: Region, name: str) -> bool:
     return name in paths or type(region._modules[name]) is nn.Module
 
 
-def _rebuild(state: dict[str, object], graph: fx.Graph) -> Region:
+def _rebuild(state: dict[str, object], graph: fx.Graph, like: Region | None = None) -> Region:
+    """Make a region again; its code is that of `like`, if the graph is a copy of that one's."""
     region = Region(nn.Module(), fx.Graph())
     region.__dict__.update(state)
     # GraphModule.__new__ gave this instance a class of its own, so its name is ours to set
     type(region).__name__ = region._region.origin.user_class.__name__
     lend_methods(type(region), region._region.origin.user_class, _is_own)
-    region.graph = graph
+    if like is None:
+        region.graph = graph
+        return region
+    region._graph, graph.owning_module = graph, region
+    type(region).forward = type(like).forward
+    region.__dict__.update({key: like.__dict__[key] for key in _CODE if key in like.__dict__})
     return region
 
 

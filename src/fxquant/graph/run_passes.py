@@ -14,7 +14,7 @@ from torch import nn
 
 from fxquant.errors import VerifyError
 from fxquant.graph.context import Context
-from fxquant.graph.invariants import verify
+from fxquant.graph.invariants import Known, verify
 from fxquant.graph.region import Region, regions
 
 Pass = Callable[[Region, Context], None]
@@ -35,6 +35,7 @@ def run_passes(
     steps = tuple(passes)
     for path, region in [(path, region) for path, region in regions(model) if only is None or only(region)]:
         own = context if isinstance(context, Context) else context(region)
+        plain: Known = {}
         for step in steps:
             result: Any = step(region, own)
             if result is not None:
@@ -42,5 +43,5 @@ def run_passes(
                     f"pass {step.__name__!r} returned a {type(result).__name__}, at region {path or '<root>'!r}. A "
                     "pass changes its region in place and returns None: what it returns would be lost."
                 )
-            verify(region, pass_name=step.__name__, region_path=path)
+            verify(region, pass_name=step.__name__, region_path=path, plain=plain)
         region.recompile()

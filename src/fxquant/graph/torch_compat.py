@@ -1,26 +1,21 @@
-"""The one place that touches what torch may move: the `quantized_decomposed` ops, and its C++ interpreter.
+"""The one place that touches what torch may move: the `quantized_decomposed` ops, its C++ interpreter, its modes.
 
-torch registers them when its (deprecated) quantization package is imported. Where that package is gone, the ops are
-registered here with the same schemas, so that converted graphs, torch.onnx and Inductor see one form. fxquant adds
-`fxquant::quantize_per_tensor`, the same op with a rounding mode, for hardware that does not round half to even.
+torch registers the ops when its (deprecated) quantization package is imported. Where that package is gone, they are
+registered here with the same schemas (`qdq_ops.py`), so that converted graphs, torch.onnx and Inductor see one form.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import importlib
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fxquant.graph import nibbles
-from fxquant.graph.rounding import round_to
+from fxquant.graph.qdq_ops import register_decomposed, register_own
 
 with contextlib.suppress(ImportError):
     import torch.ao.quantization.fx._decomposed
@@ -46,193 +41,12 @@ def _known_as(base: str, cls: _Class) -> _Class:
     return cls
 
 
-Number = float | Tensor
 Geometry = tuple[Sequence[int], Sequence[int], Sequence[int], int]  # stride, padding, dilation, groups
-_QPARAMS = "int quant_min, int quant_max, ScalarType dtype"
 _libraries: list[torch.library.Library] = []  # registrations live as long as their Library object
-
-
-def _quantize(x: Tensor, scale: Number, zero_point: Number, low: int, high: int, dtype: torch.dtype) -> Tensor:
-    inverse = 1.0 / scale
-    return torch.clamp(torch.round(x.float() * inverse) + zero_point, low, high).to(dtype)
-
-
-def _dequantize(q: Tensor, scale: Number, zero_point: Number, out_dtype: torch.dtype | None) -> Tensor:
-    steps: Tensor = q.to(torch.float32) - zero_point
-    values: Tensor = steps * scale
-    return values.to(out_dtype or torch.float32)
-
-
-def _along(values: Tensor, x: Tensor, axis: int) -> Tensor:
-    shape = [1] * x.dim()
-    shape[axis] = -1
-    return values.reshape(shape)
-
-
-def _quantize_per_tensor(
-    input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
-) -> Tensor:
-    return _quantize(input, scale, zero_point, quant_min, quant_max, dtype)
-
-
-def _dequantize_per_tensor(
-    input: Tensor,
-    scale: float,
-    zero_point: int,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-    *,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    return _dequantize(input, scale, zero_point, out_dtype)
-
-
-def _quantize_per_channel(
-    input: Tensor,
-    scales: Tensor,
-    zero_points: Tensor,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    along = _along(scales, input, axis), _along(zero_points, input, axis)
-    return _quantize(input, *along, quant_min, quant_max, dtype)
-
-
-def _dequantize_per_channel(
-    input: Tensor,
-    scales: Tensor,
-    zero_points: Tensor | None,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-    *,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    zero = 0 if zero_points is None else _along(zero_points, input, axis)
-    return _dequantize(input, _along(scales, input, axis), zero, out_dtype)
-
-
-def _dequantize_per_channel_group(
-    input: Tensor,
-    scales: Tensor,
-    zero_points: Tensor | None,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-    group_size: int,
-    output_dtype: torch.dtype,
-) -> Tensor:
-    grouped = input.reshape(*scales.shape, group_size)
-    zero = 0 if zero_points is None else zero_points.unsqueeze(-1)
-    return _dequantize(grouped, scales.unsqueeze(-1), zero, output_dtype).reshape(input.shape)
-
-
-def _choose_qparams(
-    input: Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    low, high = torch.aminmax(input.float())
-    low, high = low.clamp(max=0), high.clamp(min=0)
-    scale = ((high - low) / (quant_max - quant_min)).clamp(min=eps).double()
-    zero = (quant_min - torch.round(low / scale)).clamp(quant_min, quant_max).to(torch.int64)
-    return scale, zero
-
-
-def _choose_qparams_symmetric(
-    input: Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    largest = input.float().abs().max()
-    scale = (largest / ((quant_max - quant_min) / 2)).clamp(min=eps).double()
-    return scale, torch.full((), (quant_max + quant_min + 1) // 2, dtype=torch.int64, device=input.device)
-
-
-_DECOMPOSED = {
-    "quantize_per_tensor": (f"(Tensor input, float scale, int zero_point, {_QPARAMS}) -> Tensor", _quantize_per_tensor),
-    "dequantize_per_tensor": (
-        f"(Tensor input, float scale, int zero_point, {_QPARAMS}, *, ScalarType? out_dtype=None) -> Tensor",
-        _dequantize_per_tensor,
-    ),
-    "quantize_per_tensor.tensor": (
-        f"(Tensor input, Tensor scale, Tensor zero_point, {_QPARAMS}) -> Tensor",
-        _quantize_per_tensor,
-    ),
-    "dequantize_per_tensor.tensor": (
-        f"(Tensor input, Tensor scale, Tensor zero_point, {_QPARAMS}, *, ScalarType? out_dtype=None) -> Tensor",
-        _dequantize_per_tensor,
-    ),
-    "quantize_per_channel": (
-        f"(Tensor input, Tensor scales, Tensor zero_points, int axis, {_QPARAMS}) -> Tensor",
-        _quantize_per_channel,
-    ),
-    "dequantize_per_channel": (
-        f"(Tensor input, Tensor scales, Tensor? zero_points, int axis, {_QPARAMS}, *, ScalarType? out_dtype=None)"
-        " -> Tensor",
-        _dequantize_per_channel,
-    ),
-    "dequantize_per_channel_group": (
-        f"(Tensor input, Tensor scales, Tensor? zero_points, {_QPARAMS}, int group_size, ScalarType output_dtype)"
-        " -> Tensor",
-        _dequantize_per_channel_group,
-    ),
-    "choose_qparams.tensor": (
-        "(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)",
-        _choose_qparams,
-    ),
-    "choose_qparams_symmetric.tensor": (
-        "(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)",
-        _choose_qparams_symmetric,
-    ),
-}
-
-
-def register_decomposed(namespace: str) -> torch.library.Library:
-    """Register the ops of a converted graph under a namespace."""
-    library = torch.library.Library(namespace, "DEF")
-    for name, (schema, function) in _DECOMPOSED.items():
-        library.define(f"{name}{schema}")
-        library.impl(name, function, "CompositeExplicitAutograd")
-    return library
-
 
 if not hasattr(torch.ops.quantized_decomposed, "quantize_per_tensor"):
     _libraries.append(register_decomposed("quantized_decomposed"))
-
-
-def _quantize_rounding(
-    input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype, rounding: str
-) -> Tensor:
-    rounded = round_to(input.float() * (1.0 / scale), rounding)
-    return torch.clamp(rounded + zero_point, quant_min, quant_max).to(dtype)
-
-
-def _quantize_channel_rounding(
-    input: Tensor,
-    scales: Tensor,
-    zero_points: Tensor,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-    rounding: str,
-) -> Tensor:
-    rounded = round_to(input.float() * (1.0 / _along(scales, input, axis)), rounding)
-    return torch.clamp(rounded + _along(zero_points, input, axis), quant_min, quant_max).to(dtype)
-
-
-_own = torch.library.Library("fxquant", "DEF")
-_own.define(f"quantize_per_tensor(Tensor input, float scale, int zero_point, {_QPARAMS}, str rounding) -> Tensor")
-_own.impl("quantize_per_tensor", _quantize_rounding, "CompositeExplicitAutograd")
-_own.define(
-    f"quantize_per_channel(Tensor input, Tensor scales, Tensor zero_points, int axis, {_QPARAMS}, str rounding)"
-    " -> Tensor"
-)
-_own.impl("quantize_per_channel", _quantize_channel_rounding, "CompositeExplicitAutograd")
-_own.define("unpack(Tensor packed, int[] tail, bool signed) -> Tensor")
-_own.impl("unpack", nibbles.unpack, "CompositeExplicitAutograd")
-_libraries.append(_own)
+_libraries.append(register_own())
 
 decomposed = torch.ops.quantized_decomposed
 QUANTIZE = decomposed.quantize_per_tensor.default
@@ -267,51 +81,6 @@ def interpreted(text: str, name: str = "replay") -> Callable[..., object] | None
 _scan: Any = None
 with contextlib.suppress(ImportError):
     from torch._higher_order_ops.scan import scan as _scan
-
-
-def to_onnx_program(
-    program: torch.export.ExportedProgram, opset: int, table: Mapping[Callable[..., Any], Callable[..., Any]]
-) -> torch.onnx.ONNXProgram:
-    """`torch.onnx.export` with a table of translations; where torch lets us, its own table is built once per opset.
-
-    It is built anew for each export otherwise, which takes half of the time of a small one.
-    """
-    registry = _onnx_registry(opset)
-    if registry is None:
-        exported = torch.onnx.export(
-            program, dynamo=True, verbose=False, opset_version=opset, custom_translation_table=dict(table)
-        )
-        assert exported is not None
-        return exported
-    for target, function in table.items():
-        registry.register_op(target, function, is_complex=False)
-    core = importlib.import_module("torch.onnx._internal.exporter._core")
-    found: torch.onnx.ONNXProgram = core.export(
-        program, (), None, registry=registry, dynamic_shapes={}, verbose=False, opset_version=opset
-    )
-    return found
-
-
-def _onnx_registry(opset: int) -> Any:
-    """A copy of torch.onnx's translations for an opset, to add to; None where torch has them elsewhere."""
-    try:
-        core = importlib.import_module("torch.onnx._internal.exporter._core")
-        wanted = ("registry", "dynamic_shapes", "verbose", "opset_version")
-        if not set(wanted) <= set(inspect.signature(core.export).parameters):
-            return None
-        known = _torchlib(opset)
-        registry = copy.copy(known)
-        registry.functions = {target: list(found) for target, found in known.functions.items()}
-        return registry if hasattr(registry, "register_op") else None
-    except (ImportError, AttributeError, TypeError):
-        return None
-
-
-@functools.cache
-def _torchlib(opset: int) -> Any:
-    registration = importlib.import_module("torch.onnx._internal.exporter._registration")
-    lowest = importlib.import_module("torch.onnx._internal.exporter._constants").TORCHLIB_OPSET
-    return registration.ONNXRegistry.from_torchlib(opset_version=max(opset, lowest))
 
 
 def has_scan() -> bool:

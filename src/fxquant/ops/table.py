@@ -65,7 +65,7 @@ class OpTable:
     def of_node(self, node: fx.Node, root: nn.Module) -> Op | None:
         """The row of a graph node; a module with an `op_class` stands for an op of that class."""
         if node.op == "call_module":
-            module = _module_at(root, str(node.target))
+            module = root.get_submodule(str(node.target))
             return self.of(module.__dict__.get("op_class", type(module)))
         if node.op in ("call_function", "call_method"):
             return self.of(node.target)
@@ -80,14 +80,6 @@ class OpTable:
     def of_attribute(self, name: object) -> Callable[..., object] | None:
         """The function that an attribute of a tensor is, such as `x.T`; None for plain attributes."""
         return self._attributes.get(name) if isinstance(name, str) else None
-
-
-def _module_at(root: nn.Module, path: str) -> nn.Module:
-    """`root.get_submodule(path)`, by the tables of children where these have it: nodes are asked about often."""
-    module: nn.Module | None = root
-    for step in path.split("."):
-        module = None if module is None else module._modules.get(step)
-    return root.get_submodule(path) if module is None else module
 
 
 OPS = OpTable((*compute(), *own_range(), *fixed(), *share(), *in_float()))

@@ -15,7 +15,7 @@ _CHECKS = ("_assert", "_assert_async", "_assert_scalar", "_assert_tensor_metadat
 _COPIES = (_ATEN.lift_fresh_copy.default, _ATEN.detach_.default)
 
 
-def drop_checks(region: Region) -> Region:
+def drop_checks(region: Region) -> None:
     """Drop the nodes that do nothing for the result. Dead code stays: in-place methods look dead to fx."""
     graph = region.graph
     for node in list(graph.nodes):
@@ -25,15 +25,13 @@ def drop_checks(region: Region) -> Region:
             source = node.args[0]
             node.replace_all_uses_with(source)
             graph.erase_node(node)
-    return region
 
 
-def sweep(region: Region) -> Region:
-    """Drop dead code, once all mutation is explicit."""
+def sweep(region: Region) -> None:
+    """Drop dead code, once all mutation is explicit, and compile what is left."""
     region.graph.eliminate_dead_code()
     region.graph.lint()
     region.recompile()
-    return region
 
 
 def _is_check(node: fx.Node) -> bool:

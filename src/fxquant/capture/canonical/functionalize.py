@@ -26,7 +26,7 @@ from fxquant.graph.region import Region
 from fxquant.ops.table import OPS, OpTable, Role, activation_nodes
 
 
-def functionalize(region: Region, ops: OpTable = OPS) -> Region:
+def functionalize(region: Region, ops: OpTable = OPS) -> None:
     """Rewrite the region's in-place ops; its modules lose their `inplace` flag."""
     graph = region.graph
     for node in graph.nodes:
@@ -44,9 +44,6 @@ def functionalize(region: Region, ops: OpTable = OPS) -> Region:
     for node in mutates:
         if node.op == "call_module":
             cast(Any, region.get_submodule(str(node.target))).inplace = False
-    graph.lint()
-    region.recompile()
-    return region
 
 
 def _mutated(node: fx.Node, region: Region, ops: OpTable) -> fx.Node | None:

@@ -29,7 +29,7 @@ _CONSTANTS = ("_tensor_constant", "lifted_tensor")  # names that a capture gives
 _ADDMM = (torch.addmm, torch.ops.aten.addmm.default)
 
 
-def lift(region: Region, ops: OpTable = OPS) -> Region:
+def lift(region: Region, ops: OpTable = OPS) -> None:
     """Lift every call that can be lifted."""
     lifter = _Lifter(region, ops)
     for node in list(region.graph.nodes):
@@ -45,9 +45,6 @@ def lift(region: Region, ops: OpTable = OPS) -> Region:
         elif op is not None and op.kind in RECIPES:
             lifter.lift(node, op)
     lifter.finish()
-    region.graph.lint()
-    region.recompile()
-    return region
 
 
 class _Lifter:

@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import nn
 
-from fxquant.capture.compare import copy_inputs, evaluating, untouched
+from fxquant.capture.compare import call, copy_inputs, evaluating, untouched
 from fxquant.capture.piecewise.calls import Call
 from fxquant.capture.piecewise.stock_region import is_weighted_leaf, leaf_region
+from fxquant.capture.recording import Reference
 from fxquant.capture.symbolic.wrap import has_wrapped_method, intercepting, is_wrapped
 from fxquant.capture.untouched.written import Written
 from fxquant.errors import CaptureError
@@ -38,12 +39,16 @@ class Seen:
 
 @dataclass(kw_only=True, slots=True)
 class Watch:
-    """The modules that a run called; of those that are wanted or inside wrapped bodies, the first call of each."""
+    """The modules that a run called; of those that are wanted or inside wrapped bodies, the first call of each.
+
+    `reference` is what a graph of the tree can be compared with, if the run left all as it was.
+    """
 
     wanted: Callable[[nn.Module], bool]
     seen: dict[nn.Module, Seen] = field(default_factory=dict)
     called: set[nn.Module] = field(default_factory=set)
     depth: int = 0
+    reference: Reference | None = None
 
     def intercept(self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         body: Callable[..., Any] = vars(function)["__wrapped__"]
@@ -81,16 +86,14 @@ def watch_calls(
         handles.append(module.register_forward_pre_hook(watch.before, with_kwargs=True, prepend=True))
         handles.append(module.register_forward_hook(watch.after, always_call=True))
     try:
-        for evaluated in (False, True) if tree.training else (False,):
-            with (
-                contextlib.suppress(Exception),
-                untouched(tree),
-                evaluating(tree, evaluated),
-                intercepting(tree, watch.intercept),
-                written,
-            ):
+        modes = (False, True) if tree.training else (False,)
+        for evaluated in modes:
+            with contextlib.suppress(Exception), untouched(tree) as before, evaluating(tree, evaluated):
                 watch.depth = 0
-                tree(*copy_inputs(args), **copy_inputs(dict(kwargs)))
+                with intercepting(tree, watch.intercept), written:
+                    outputs = call(tree, args, kwargs)
+                if len(modes) == 1 and not before.changed():
+                    watch.reference = Reference(outputs, evaluated=False)
     finally:
         for handle in handles:
             handle.remove()
@@ -112,17 +115,17 @@ def capture_bodies(tree: nn.Module, watch: Watch, allowed: Callable[[nn.Module],
     Bodies inside bodies come first, so that a region never swallows another's parts. What does not trace is left as
     it is, and its own parts are tried in turn. Stock modules that the run did not reach are regions of one op.
     """
-    inside = [(module, call) for module, call in watch.seen.items() if call.depth]
+    inside = [(module, seen) for module, seen in watch.seen.items() if seen.depth]
     idle = [module for module in _under_bodies(tree) if module not in watch.called and allowed(module)]
     done: dict[int, set[nn.Module]] = {}
-    for module, call in sorted(inside, key=lambda item: -item[1].depth):
-        covered = done.setdefault(call.depth, set())
+    for module, seen in sorted(inside, key=lambda item: -item[1].depth):
+        covered = done.setdefault(seen.depth, set())
         if module in covered or isinstance(module, Region) or is_wrapped(module) or not allowed(module):
             continue
         if not weighted_parts(module):
             continue
         with contextlib.suppress(CaptureError):
-            region = capture_alone(module, call.call, capture)
+            region = capture_alone(module, seen.call, capture)
             covered.update(module.modules())
             replace_module(tree, module, region)
     for module in idle:
@@ -141,8 +144,8 @@ def _under_bodies(module: nn.Module, inside: bool = False) -> Iterator[nn.Module
         yield from _under_bodies(child, inside)
 
 
-def capture_alone(module: nn.Module, call: Call, capture: Capture) -> nn.Module:
+def capture_alone(module: nn.Module, how: Call, capture: Capture) -> nn.Module:
     """The module as a region; a stock op becomes a region of that one op."""
     if is_weighted_leaf(module, OPS):
-        return leaf_region(module, [call], OPS)
-    return capture(module, call.args, call.kwargs)
+        return leaf_region(module, [how], OPS)
+    return capture(module, how.args, how.kwargs)

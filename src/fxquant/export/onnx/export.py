@@ -209,11 +209,12 @@ def _translate(program: torch.export.ExportedProgram, tree: nn.Module, gemm: boo
     from fxquant.export.onnx.fold_weights import fold_weights
     from fxquant.export.onnx.int32_bias import quantize_biases
     from fxquant.export.onnx.loop_constants import move_into_loops
+    from fxquant.export.onnx.to_program import to_program
     from fxquant.export.onnx.translate import translations
 
     try:
         with quiet():
-            model = torch_compat.to_onnx_program(program, opset, translations(gemm=gemm)).model
+            model = to_program(program, opset, translations(gemm=gemm)).model
     except torch.onnx.OnnxExporterError as error:
         raise failure(caller, error, tree) from error
     _correct_types(model)
