@@ -120,7 +120,9 @@ def _choose_qparams_symmetric(
     return scale.double().reshape(1), zero
 
 
-_DECOMPOSED = {
+_Ops = Mapping[str, tuple[str, Callable[..., object]]]  # schema and function by name
+
+_DECOMPOSED: _Ops = {
     "quantize_per_tensor": (f"(Tensor input, float scale, int zero_point, {_QPARAMS}) -> Tensor", _quantize_per_tensor),
     "dequantize_per_tensor": (
         f"(Tensor input, float scale, int zero_point, {_QPARAMS}, *, ScalarType? out_dtype=None) -> Tensor",
@@ -180,7 +182,7 @@ def _quantize_channel_rounding(
     return torch.clamp(rounded + _along(zero_points, input, axis), quant_min, quant_max).to(dtype)
 
 
-_OWN = {
+_OWN: _Ops = {
     "quantize_per_tensor": (
         f"(Tensor input, float scale, int zero_point, {_QPARAMS}, str rounding) -> Tensor",
         _quantize_rounding,
@@ -203,7 +205,7 @@ def register_own() -> torch.library.Library:
     return _register("fxquant", _OWN)
 
 
-def _register(namespace: str, table: Mapping[str, tuple[str, Callable[..., object]]]) -> torch.library.Library:
+def _register(namespace: str, table: _Ops) -> torch.library.Library:
     library = torch.library.Library(namespace, "DEF")
     for name, (schema, function) in table.items():
         library.define(f"{name}{schema}")

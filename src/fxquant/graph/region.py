@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
+from torch.fx.graph import PythonCode
 
 from fxquant.errors import FirstCallError, FxQuantError, InputError, StageError
 from fxquant.graph import torch_compat
@@ -170,8 +172,6 @@ class Region(fx.GraphModule):
             self._refuse_floats(self._region.plan.boundary, args, kwargs)
         if lowering.runner is not None and not torch.compiler.is_compiling():
             return lowering.runner(self, args, kwargs)
-        if torch.compiler.is_exporting():
-            notice_export(lowering.runner)
         return self.run_graph(args, kwargs)
 
     def _first_call(self, lowering: Lowering, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -255,9 +255,15 @@ class Region(fx.GraphModule):
         runner = runner_of(self)
         return "" if runner is None else f"engine={runner.engine!r}"
 
+    def recompile(self) -> PythonCode:
+        """Make `forward` of the graph."""
+        code = super().recompile()
+        type(self).forward = _seen_by_export(type(self).forward)  # of a class that this instance alone has
+        return code
+
     @property
     def graph(self) -> fx.Graph:
-        # torch.export runs the graph of a whole model node by node, without a call of the module
+        # torch.export calls `forward`, or runs the graph of a whole model node by node, and not the module
         if torch.compiler.is_exporting():
             notice_export(runner_of(self))
         return self._graph
@@ -309,6 +315,16 @@ class Region(fx.GraphModule):
         # a forward on the instance is there while hooks are (engines/hooks.py)
         dropped = ("forward", "_graph", *_CODE, "_tracer_cls", "_tracer_extras", "shape_env")
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
+
+
+def _seen_by_export(forward: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(forward)
+    def run(self: Region, *args: object, **kwargs: object) -> object:
+        if torch.compiler.is_exporting():
+            notice_export(runner_of(self))
+        return forward(self, *args, **kwargs)
+
+    return run
 
 
 def _after_load(region: Region, incompatible_keys: object) -> None:
