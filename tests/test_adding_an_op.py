@@ -1,4 +1,4 @@
-"""docs/adding_an_op.md: its rows, put into a copy of ops/rows.py and nowhere else, are all that its example needs."""
+"""docs/adding_an_op.md: its rows and its recipe, put where it says and nowhere else, are all that its example needs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_a_row_is_all_that_an_op_needs(tmp_path: Path) -> None:
+def test_a_row_and_a_recipe_are_all_that_an_op_needs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "adding_an_op.md").read_text()
     rows = re.findall(r"^```python row\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (recipe,) = re.findall(r"^```python recipe\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(rows) == 2
     package = shutil.copytree(ROOT / "src" / "fxquant", tmp_path / "fxquant")
     table = package / "ops" / "rows.py"
     added = textwrap.indent("".join(rows), "    ")
     table.write_text(table.read_text().replace("\n\n\ndef share()", f"\n{added}\n\ndef share()"))
+    recipes = package / "capture" / "canonical" / "stock.py"
+    with_recipe = recipes.read_text().replace("\nRecipe = ", f"\n{recipe}\n\nRecipe = ")
+    recipes.write_text(with_recipe.replace('    "prelu": _prelu,\n', '    "prelu": _prelu,\n    "bilinear": _bilinear,\n'))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", f"import torch\ntorch.manual_seed(0)\n{example}"],
         capture_output=True,
