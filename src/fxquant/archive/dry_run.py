@@ -7,14 +7,12 @@ what the file recorded of the node, or a value that is not known; what is comput
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fxquant.archive.check_calls import SIZING, check_values
@@ -36,6 +34,7 @@ from fxquant.capture import guards
 from fxquant.capture.symbolic.trace import run_forward
 from fxquant.errors import ArchiveError, InputError
 from fxquant.graph.nodes import TensorInfo
+from fxquant.graph.op_mode import Op, OpMode
 from fxquant.graph.paths import find_module, get_attr
 from fxquant.graph.region import Region, origin_of, regions
 
@@ -190,21 +189,15 @@ def check_size(tensor: Tensor, limit: int) -> None:
         )
 
 
-class _Sizes(TorchDispatchMode):
+class _Sizes(OpMode):
     """Looks at all that ops make, inside of functions and modules, too."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.limit = limit
 
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        made = func(*args, **(kwargs or {}))
+    def run_op(self, op: Op, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        made = op(*args, **kwargs)
         for leaf in tree_leaves(made):
             if isinstance(leaf, Tensor):
                 check_size(leaf, self.limit)

@@ -15,7 +15,7 @@ import importlib
 import itertools
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 from unittest import mock
 
@@ -24,12 +24,12 @@ from torch import Tensor, fx, nn
 from torch.fx.node import Argument, Target, map_aggregate
 from torch.fx.proxy import Attribute, TraceError
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxquant.capture.compare import copy_inputs
 from fxquant.capture.guards import check_same
 from fxquant.capture.inputs import Slot
 from fxquant.errors import Reason
+from fxquant.graph.op_mode import Op, OpMode
 
 UNKNOWN = object()
 
@@ -100,26 +100,20 @@ class Values:
             return self.root.get_submodule(target)(*args, **kwargs)
 
 
-class _DataWatch(TorchDispatchMode):
+class _DataWatch(OpMode):
     """Whether an op read a value of a tensor, or made a tensor of a size that depends on values."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.found = False
 
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        self.found |= func.namespace not in ("aten", "prim", "prims")  # a custom op tells nothing of its sizes
-        if torch.Tag.dynamic_output_shape in func.tags:
+    def run_op(self, op: Op, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        self.found |= op.namespace not in ("aten", "prim", "prims")  # a custom op tells nothing of its sizes
+        if torch.Tag.dynamic_output_shape in op.tags:
             masks = [t for t in pytree.tree_leaves(args[1:]) if isinstance(t, Tensor) and t.dtype in _MASKS]
-            self.found |= func is not torch.ops.aten.index.Tensor or bool(masks)
-        self.found |= torch.Tag.data_dependent_output in func.tags
-        return func(*args, **(kwargs or {}))
+            self.found |= op is not torch.ops.aten.index.Tensor or bool(masks)
+        self.found |= torch.Tag.data_dependent_output in op.tags
+        return op(*args, **kwargs)
 
 
 _MASKS = (torch.bool, torch.uint8)

@@ -7,27 +7,27 @@ graph, with the numbers of the trace in it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxquant.graph.op_mode import Op, OpMode
 
 
-class DrawnWatch(TorchDispatchMode):
+class DrawnWatch(OpMode):
     """Which of the tensors that are not traced were drawn, or computed from such. `paused` tells when not to look."""
 
     def __init__(self, paused: Callable[[], bool]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.paused = paused
         self._drawn: dict[int, Tensor] = {}  # by their memory; held, so that it is not given out again
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def run_op(self, op: Op, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        result = op(*args, **kwargs)
         if not self.paused():
             given = pytree.tree_leaves((args, kwargs))
-            if torch.Tag.nondeterministic_seeded in func.tags or any(map(self.holds, given)):
+            if torch.Tag.nondeterministic_seeded in op.tags or any(map(self.holds, given)):
                 for leaf in pytree.tree_leaves(result):
                     if isinstance(leaf, Tensor) and (place := _place(leaf)):
                         self._drawn[place] = leaf

@@ -6,37 +6,32 @@ A captured model shares its parameters with the user's, but not these.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxquant.graph.op_mode import Op, OpMode
 
 
-class Written(TorchDispatchMode):
+class Written(OpMode):
     """While it lasts, keeps the value of each parameter of a tree that an op is about to write to."""
 
     def __init__(self, tree: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.tree = tree
         real = [p for p in tree.parameters() if not p.is_meta and p.layout is torch.strided]
         self.parameters = {p.untyped_storage().data_ptr(): p for p in real if p.untyped_storage().nbytes()}
         self.saved: dict[int, tuple[nn.Parameter, Tensor]] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        if func._schema.is_mutable:
-            given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **(kwargs or {})}
-            for argument in func._schema.arguments:
+    def run_op(self, op: Op, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if op._schema.is_mutable:
+            given = {**dict(zip((a.name for a in op._schema.arguments), args, strict=False)), **kwargs}
+            for argument in op._schema.arguments:
                 value = given.get(argument.name)
                 if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
                     self._save(value)
-        return func(*args, **(kwargs or {}))
+        return op(*args, **kwargs)
 
     def _save(self, value: Tensor) -> None:
         if value.is_meta or type(value) not in (Tensor, nn.Parameter):

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from fxquant.graph.op_mode import Op, OpMode
 
 _UNSTEADY = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _LISTS = {
@@ -49,11 +51,11 @@ class _Refusal(Exception):
     """Why a run cannot be written down."""
 
 
-class Tape(TorchDispatchMode):
+class Tape(OpMode):
     """Writes down the ops that run while it is active. `refused` says why they cannot be, if so."""
 
     def __init__(self, inputs: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.refused = ""
         self.held: list[Tensor] = []  # made by no op: constants
         self._inputs = inputs
@@ -65,24 +67,17 @@ class Tape(TorchDispatchMode):
         self._input_names = [self._name(tensor) for tensor in inputs]
         self._held_names: list[str] = []
 
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        kwargs = kwargs or {}
+    def run_op(self, op: Op, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         values: list[str] = []
         if not self.refused:
             try:
-                values = self._arguments(func, args, kwargs)
+                values = self._arguments(op, args, kwargs)
             except _Refusal as refusal:
                 self.refused = str(refusal)
-        made = func(*args, **kwargs)
+        made = op(*args, **kwargs)
         if not self.refused:
             try:
-                self._write(func, values, made)
+                self._write(op, values, made)
             except _Refusal as refusal:
                 self.refused = str(refusal)
         return made
