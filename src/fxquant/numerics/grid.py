@@ -11,14 +11,16 @@ scale itself tells a tensor that has no grid:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
 
 from fxquant.errors import StageError
 from fxquant.graph.grid import QParams
 from fxquant.numerics.buffers import own_tensors, resize_to_loaded, restore_dtypes
+from fxquant.numerics.checked_state import CheckedState
 
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16)
 NO_DATA, MASK = 0.0, math.inf
@@ -30,7 +32,7 @@ def why_off(scale: Tensor) -> str | None:
     return OFF.get(float(scale.reshape(-1)[0]))
 
 
-class Grid(nn.Module):
+class Grid(CheckedState):
     """q = clamp(round(x / scale) + zero_point, quant_min, quant_max), stored as `dtype`.
 
     With an `axis` there is a scale for each channel along it; how many there are, the data or a state_dict say.
@@ -83,26 +85,18 @@ class Grid(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """They were compared before."""
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, object],
-        prefix: str,
-        local_metadata: dict[str, object],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        error = self._misfit(state_dict, prefix)
-        if error is not None:
-            error_msgs.append(f"{prefix.rstrip('.')}: {error}")
-            return
+    def fit(self, state_dict: dict[str, object], prefix: str) -> None:
         if self.axis is not None:
             resize_to_loaded(self, state_dict, prefix)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        restore_dtypes(self, {"scale": self.scale.float(), "zero_point": self.zero_point.to(torch.int32)})
+        for name, own in own_tensors(self).items():
+            given = state_dict.get(prefix + name)
+            if isinstance(given, Tensor):
+                state_dict[prefix + name] = given.to(own.dtype)  # also where it is assigned, not copied
+
+    def misfits(self, state_dict: dict[str, object], prefix: str) -> Iterator[str]:
+        error = self._misfit(state_dict, prefix)
+        if error is not None:
+            yield f"{prefix.rstrip('.')}: {error}"
 
     def _misfit(self, state_dict: dict[str, object], prefix: str) -> str | None:
         """Why the numbers in a state dict cannot be this grid's."""

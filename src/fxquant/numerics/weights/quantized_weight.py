@@ -13,10 +13,11 @@ from fxquant.config.spec import Spec
 from fxquant.graph import torch_compat
 from fxquant.graph.nibbles import pack, unpack
 from fxquant.numerics.affine import dequantize
+from fxquant.numerics.checked_state import CheckedState
 from fxquant.numerics.weights.readable import readable
 
 
-class QuantizedWeight(nn.Module):
+class QuantizedWeight(CheckedState):
     """Holds what is left of a weighted module: integer `weight`, its qparams, and the bias.
 
     Graphs and kernels read the integers. `forward` is for the user's own code, where that runs: the float op on the
@@ -53,26 +54,14 @@ class QuantizedWeight(nn.Module):
         """The integers of the weight, each in an element of its own; made for the call where they are packed."""
         return self.stored if self.tail is None else unpack(self.stored, self.tail, self.spec.signed)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, object],
-        prefix: str,
-        local_metadata: dict[str, object],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        errors = [f"{prefix}{name}: {error}" for name, error in self._misfits(state_dict, prefix)]
-        if errors:
-            error_msgs.extend(errors)
-            return
+    def fit(self, state_dict: dict[str, object], prefix: str) -> None:
         given = state_dict.get(f"{prefix}weight")
         if isinstance(given, Tensor) and self._is_wide(given):
             state_dict[f"{prefix}weight"] = pack(given)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+
+    def misfits(self, state_dict: dict[str, object], prefix: str) -> Iterator[str]:
+        for name, error in self._misfits(state_dict, prefix):
+            yield f"{prefix}{name}: {error}"
 
     def _is_wide(self, given: Tensor) -> bool:
         """Whether a packed weight is given unpacked, by a model that was converted before they were packed."""
