@@ -49,6 +49,7 @@ from fxquant.config.custom_config import (
     as_prepare_config,
     check_preserved,
 )
+from fxquant.config.rules import Rules
 from fxquant.config.target import Target
 from fxquant.engines.choose import AUTO, apply_engine, check_engine, fastest, on_engines, run_examples
 from fxquant.engines.engine import Engine
@@ -59,7 +60,7 @@ from fxquant.flows.decide import decide, decide_for_training, leaves_target_open
 from fxquant.flows.pipelines import CONNECT, CONVERT, FREEZE, FUSE, PREPARE, PREPARE_QAT
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
-from fxquant.graph.first_call import Waiting, waiting, waiting_converted
+from fxquant.graph.first_call import Prepare, Waiting, waiting, waiting_converted
 from fxquant.graph.hooks import warn_of_traced_hooks
 from fxquant.graph.own import copy_model
 from fxquant.graph.region import Region, Stage, origin_of, regions, set_origin, stage_of
@@ -146,17 +147,16 @@ def prepare_fx(
             "prepare_fx was given a qconfig for training (a learned spec or a fake-quantize module). "
             "Use a post-training qconfig, such as get_default_qconfig('x86')."
         )
-    custom = as_prepare_config(either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config"))
-    custom = custom.with_standalone(rules.mapping.standalone)
-    check_preserved(model, custom.preserved_attributes, "prepare_fx")
-    hardware = read_target(target, backend_config, rules)
+    custom = either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config")
     context = Context(
-        rules=rules, custom=custom, target=hardware, strict=strict, algorithms=read_algorithms(algorithms)
+        rules=rules,
+        custom=_read_custom(model, rules, custom, "prepare_fx"),
+        target=read_target(target, backend_config, rules),
+        strict=strict,
+        algorithms=read_algorithms(algorithms),
     )
     job = functools.partial(_prepare, context=context, method=method, sizes=sizes, concrete=concrete_args or {})
-    if example_inputs is None and example_kwargs is None:
-        return waiting(model, job, _look)
-    return job(model, *read_examples(example_inputs, example_kwargs))
+    return _now_or_later(job, model, example_inputs, example_kwargs)
 
 
 def prepare_qat_fx(
@@ -197,22 +197,40 @@ def prepare_qat_fx(
             "prepare_qat_fx was given no spec for training. Use get_default_qat_qconfig_mapping('x86'), "
             "or say how a spec is trained: Spec(learn='ste')."
         )
-    custom = as_prepare_config(either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config"))
-    custom = custom.with_standalone(rules.mapping.standalone)
-    check_preserved(model, custom.preserved_attributes, "prepare_qat_fx")
+    _warn_of_masks(model)
+    custom = either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config")
+    context = Context(
+        rules=rules,
+        custom=_read_custom(model, rules, custom, "prepare_qat_fx"),
+        target=read_target(target, backend_config, rules),
+        strict=strict,
+        training=True,
+    )
+    own = clone_tree(model, share_tensors=False, share_objects=False)
+    job = functools.partial(_prepare, context=context, method=method, sizes=sizes, concrete=concrete_args or {})
+    return _now_or_later(job, own, example_inputs, example_kwargs)
+
+
+def _warn_of_masks(model: nn.Module) -> None:
     if masked := pruned(model):
         warnings.warn(
             f"{', '.join(masked[:3])}{' and others' if len(masked) > 3 else ''}: training does not keep the masks of "
             "torch.nn.utils.prune. The zeros are there at its start; set them again after each step.",
-            stacklevel=2,
+            stacklevel=3,
         )
-    own = clone_tree(model, share_tensors=False, share_objects=False)
-    hardware = read_target(target, backend_config, rules)
-    context = Context(rules=rules, custom=custom, target=hardware, strict=strict, training=True)
-    job = functools.partial(_prepare, context=context, method=method, sizes=sizes, concrete=concrete_args or {})
-    if example_inputs is None and example_kwargs is None:
-        return waiting(own, job, _look)
-    return job(own, *read_examples(example_inputs, example_kwargs))
+
+
+def _read_custom(model: nn.Module, rules: Rules, given: object, caller: str) -> PrepareCustomConfig:
+    custom = as_prepare_config(given).with_standalone(rules.mapping.standalone)
+    check_preserved(model, custom.preserved_attributes, caller)
+    return custom
+
+
+def _now_or_later(prepare: Prepare, model: nn.Module, inputs: object, kwargs: Mapping[str, object] | None) -> nn.Module:
+    """Prepare a model with its example inputs; without any, when it is first called."""
+    if inputs is None and kwargs is None:
+        return waiting(model, prepare, _look)
+    return prepare(model, *read_examples(inputs, kwargs))
 
 
 def _look(model: nn.Module) -> fx.Graph:

@@ -12,14 +12,17 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Literal, TypedDict, cast, get_args
 
 from torch import nn
+from typing_extensions import Unpack
 
+from fxquant.algorithms import Algorithm
 from fxquant.arguments import either, read_examples
+from fxquant.capture import Method, Sizes
 from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.compare import evaluating
-from fxquant.config.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
+from fxquant.config.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config, as_prepare_config
 from fxquant.config.forms import closest
 from fxquant.config.qconfig_mapping import QConfigMapping
 from fxquant.config.rules import Rules
@@ -47,6 +50,17 @@ from fxquant.tuning.space import Space, find_units
 from fxquant.tuning.strategies import Search, Setting, at_random, basic, exhaustive, mse
 from fxquant.tuning.trial import AnyEngine, Trial, Work
 from fxquant.tuning.watch_inputs import watch_inputs
+
+
+class Preparing(TypedDict, total=False):
+    """Further arguments of `prepare_fx`."""
+
+    concrete_args: Mapping[str, object] | None
+    method: Method
+    sizes: Sizes
+    strict: bool
+    algorithms: Iterable[Algorithm]
+
 
 Criterion = Literal["relative", "absolute"]
 Objective = Literal["latency", "size", "accuracy"]
@@ -91,7 +105,7 @@ def tune(
     convert_custom_config: ConvertCustomConfig | Mapping[str, object] | None = None,
     prepare_custom_config_dict: Mapping[str, object] | None = None,
     convert_custom_config_dict: Mapping[str, object] | None = None,
-    **preparing: Any,
+    **preparing: Unpack[Preparing],
 ) -> TuneResult:
     """Find the fastest (or smallest, or most accurate) int8 model within a tolerance of the float model's score.
 
@@ -124,25 +138,18 @@ def tune(
     )
     journal = Journal(workspace, _about(model, judge, engine, target))
     data, batches = (None, []) if calibration_data is None else _looked_at(calibration_data)
-    if example_inputs is None and example_kwargs is None:
-        if not batches:
-            raise ConfigError("tune needs calibration data, or example_inputs for rules that need none.")
-        example_inputs, example_kwargs = as_example(batches[0], model)
+    args, kwargs = _example(model, batches, example_inputs, example_kwargs)
     with evaluating(model):
         prepared = prepare_fx(
             model,
             watching_all(asked),
-            example_inputs if example_inputs is not None else (),
-            prepare_custom_config,
-            prepare_custom_config_dict=prepare_custom_config_dict,
-            example_kwargs=example_kwargs,
+            args,
+            as_prepare_config(either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config")),
+            example_kwargs=kwargs,
             target=target,
             **preparing,
         )
-        watch_inputs(prepared)
-        if data is not None and not journal.load_statistics(prepared):
-            calibrate(prepared, data, num_batches=num_batches, progress=progress)
-            journal.save_statistics(prepared)
+        _calibrate(prepared, data, journal, num_batches=num_batches, progress=progress)
         base = _base(journal, judge, model)
     work = _with_units(
         Work(
@@ -157,7 +164,7 @@ def tune(
         )
     )
     limits = Limits(max_trials=max_trials, timeout=timeout)
-    setting = _setting(work, batches or [_as_batch(example_inputs, example_kwargs)], objective, seed)
+    setting = _setting(work, batches or [_as_batch(args, kwargs)], objective, seed)
     with closing(_executor(executor)) as runs, steps("tuning", max_trials, wanted=progress) as step:
         runs.start(work)
         loop = Loop(runs, journal, limits, functools.partial(_tell, step, on_trial))
@@ -217,8 +224,29 @@ def _looked_at(data: Iterable[object]) -> tuple[Iterable[object], list[object]]:
     return (itertools.chain(batches, iterator) if iterator is data else data), batches
 
 
+def _example(
+    model: nn.Module, batches: list[object], inputs: object, kwargs: Mapping[str, object] | None
+) -> tuple[object, Mapping[str, object] | None]:
+    """The example inputs as they are given, or the first batch."""
+    if inputs is not None or kwargs is not None:
+        return (inputs if inputs is not None else ()), kwargs
+    if not batches:
+        raise ConfigError("tune needs calibration data, or example_inputs for rules that need none.")
+    return as_example(batches[0], model)
+
+
+def _calibrate(
+    prepared: nn.Module, data: Iterable[object] | None, journal: Journal, *, num_batches: int | None, progress: bool
+) -> None:
+    """Watch all that a plan may ask for, and calibrate, unless the workspace knows what that gives."""
+    watch_inputs(prepared)
+    if data is not None and not journal.load_statistics(prepared):
+        calibrate(prepared, data, num_batches=num_batches, progress=progress)
+        journal.save_statistics(prepared)
+
+
 def _as_batch(example_inputs: object, example_kwargs: Mapping[str, object] | None) -> object:
-    args, kwargs = read_examples(example_inputs if example_inputs is not None else (), example_kwargs)
+    args, kwargs = read_examples(example_inputs, example_kwargs)
     return args or kwargs
 
 
