@@ -25,7 +25,8 @@ def test_a_row_and_a_recipe_are_all_that_an_op_needs(tmp_path: Path) -> None:
     table.write_text(table.read_text().replace("\n\n\ndef share()", f"\n{added}\n\ndef share()"))
     recipes = package / "capture" / "canonical" / "stock.py"
     with_recipe = recipes.read_text().replace("\nRecipe = ", f"\n{recipe}\n\nRecipe = ")
-    recipes.write_text(with_recipe.replace('    "prelu": _prelu,\n', '    "prelu": _prelu,\n    "bilinear": _bilinear,\n'))
+    row = '    "prelu": _prelu,\n'
+    recipes.write_text(with_recipe.replace(row, f'{row}    "bilinear": _bilinear,\n'))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", f"import torch\ntorch.manual_seed(0)\n{example}"],
         capture_output=True,

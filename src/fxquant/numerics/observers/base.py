@@ -109,7 +109,7 @@ class Observer(nn.Module):
         """The spec that extremes are looked for by."""
         return self.spec
 
-    def _clean(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    def clean(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """(x, low, high) without sentinels, or None if there is nothing else. Per tensor, x comes back flat.
 
         Per channel or group, sentinels become 0, which never changes a range: ranges always include 0.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fxquant.numerics.observers.watcher import Watcher
+from fxquant.numerics.observers.watcher import Watcher, shows_numbers
 
 _MOST = 1 << 20  # elements looked at per call: whole samples, others from call to call
 
@@ -42,7 +42,7 @@ class ChannelMean(Watcher):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> None:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.is_meta or x.numel() == 0:
+        if not shows_numbers(x):
             return
         axis = self.axis % x.dim()
         if x.shape[axis] != self.total.numel():

@@ -27,7 +27,7 @@ class CustomObserver(Observer):
         self.inner = make_inner(spec)
 
     def _observe(self, x: Tensor) -> bool:
-        clean = self._clean(x)
+        clean = self.clean(x)
         if clean is None:
             return False
         self.low, self.high = torch.minimum(self.low, clean[1]), torch.maximum(self.high, clean[2])

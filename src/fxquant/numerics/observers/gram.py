@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxquant.numerics.observers.watcher import Watcher
+from fxquant.numerics.observers.watcher import Watcher, shows_numbers
 
 _FEWEST = 256  # rows that are always taken, if there are as many
 
@@ -68,7 +68,7 @@ class Gram(Watcher):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> None:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.is_meta or x.numel() == 0:
+        if not shows_numbers(x):
             return
         rows = self._rows(x.detach())
         if rows is None or not rows.shape[1]:

@@ -39,7 +39,7 @@ class HistogramObserver(Observer):
         self.register_buffer("grid", torch.tensor([MIN_EXPONENT, 0]))  # exponent, origin
 
     def _observe(self, x: Tensor) -> bool:
-        clean = self._clean(x)
+        clean = self.clean(x)
         if clean is None:
             return False
         flat, low, high = clean

@@ -20,12 +20,10 @@ class MinMaxObserver(Observer):
     """The exact extremes of all data, per tensor, channel or group. Merging is exact."""
 
     def _observe(self, x: Tensor) -> bool:
-        clean = self._clean(x)
-        if clean is None:
+        ends = _ends(self, x)
+        if ends is None:
             return False
-        _, low, high = clean
-        _check_shape(self, low)
-        self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
+        self.low, self.high = torch.minimum(self.low, ends[0]), torch.maximum(self.high, ends[1])
         return True
 
     def _merge(self, other: Self) -> None:
@@ -41,12 +39,10 @@ class MovingAverageObserver(Observer):
     """
 
     def _observe(self, x: Tensor) -> bool:
-        clean = self._clean(x)
-        if clean is None:
+        ends = _ends(self, x)
+        if ends is None:
             return False
-        _, low, high = clean
-        _check_shape(self, low)
-        self._move(low, high, self.spec.momentum if self.seen else 1.0)
+        self._move(*ends, self.spec.momentum if self.seen else 1.0)
         return True
 
     def _merge(self, other: Self) -> None:
@@ -86,6 +82,16 @@ def given_range(values: Tensor, low: Tensor, high: Tensor, spec: Spec) -> tuple[
     """The range of the spec for a weight, whatever its values."""
     assert spec.range is not None
     return torch.full_like(low, spec.range[0]), torch.full_like(high, spec.range[1])
+
+
+def _ends(observer: Observer, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The extremes of a batch, of the shape of those before; None if it holds nothing."""
+    clean = observer.clean(x)
+    if clean is None:
+        return None
+    _, low, high = clean
+    _check_shape(observer, low)
+    return low, high
 
 
 def _check_shape(observer: Observer, low: Tensor) -> None:

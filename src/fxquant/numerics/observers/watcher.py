@@ -8,6 +8,11 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 
+def shows_numbers(x: object) -> bool:
+    """Whether there is something to see in a batch: a float tensor that holds values."""
+    return isinstance(x, Tensor) and x.is_floating_point() and not x.is_meta and x.numel() > 0
+
+
 class Watcher(nn.Module, abc.ABC):
     """Sees a tensor batch by batch. All that it keeps are buffers whose sizes do not depend on the data."""
 
