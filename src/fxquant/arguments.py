@@ -7,7 +7,6 @@ import functools
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -115,12 +114,13 @@ def check_boundaries(model: nn.Module, contexts: Iterable[Context]) -> None:
             )
 
 
-def read_examples(inputs: Any, kwargs: Mapping[str, object] | None) -> tuple[tuple[object, ...], dict[str, object]]:
+def read_examples(inputs: object, kwargs: Mapping[str, object] | None) -> tuple[tuple[object, ...], dict[str, object]]:
     """(args, kwargs) of one forward call."""
     if isinstance(inputs, Tensor):
         inputs = (inputs,)
     if isinstance(inputs, Mapping) and kwargs is None:
-        inputs, kwargs = (), inputs
+        kwargs = inputs
+        inputs = ()
     if not isinstance(inputs, (tuple, list)):
         raise ConfigError(
             f"example_inputs is a {type(inputs).__name__}. Give a tuple of positional arguments, a tensor, "

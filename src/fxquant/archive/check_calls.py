@@ -69,11 +69,11 @@ def _word(node: fx.Node) -> str:
     return str(target if isinstance(target, str) else getattr(target, "__name__", ""))
 
 
-def _given(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object], at: int, name: str) -> Any:
+def _given(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object], at: int, name: str) -> object:
     return args[at] if len(args) > at else kwargs.get(name)
 
 
-def _check_parts(node: fx.Node, word: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _check_parts(node: fx.Node, word: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     x = args[0] if args else next(iter(kwargs.values()), None)
     if not isinstance(x, Tensor):
         return

@@ -124,10 +124,11 @@ def _without_key(node: fx.Node, args: tuple[object, ...]) -> tuple[object, ...]:
     return (args[0], *args[2:]) if named else args
 
 
-def _check_repeated(node: fx.Node, args: tuple[Any, ...], degrees: list[int]) -> None:
+def _check_repeated(node: fx.Node, args: tuple[object, ...], degrees: list[int]) -> None:
     sizes = [arg for arg in args if not isinstance(arg, (list, tuple))]
     parts = len(leaves_of([arg for arg in args if isinstance(arg, (list, tuple))]))
-    if not all(is_whole(size, -MOST_INT, MOST_PARTS) for size in sizes) or parts * max(sizes, default=1) > MOST_PARTS:
+    whole = [size for size in sizes if is_whole(size, -MOST_INT, MOST_PARTS)]
+    if len(whole) < len(sizes) or parts * max(whole, default=1) > MOST_PARTS:
         raise ArchiveError(f"it repeats a list to more than {MOST_PARTS} values, or as often as values say.")
     if sum(isinstance(arg, fx.Node) for arg in node.args) > 1 or max(degrees, default=0) > 1:
         raise ArchiveError("it repeats a list as often as the inputs say.")

@@ -7,7 +7,8 @@ what the file recorded of the node, or a value that is not known; what is comput
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -141,13 +142,13 @@ class _Run:
             return (None,)
         return None
 
-    def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _call(self, node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         if node.op == "call_module":
             module = find_module(self.region, str(node.target))
             if module is None or not _is_stock(module):
                 return self._recorded(node)
             state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-            return functional_call(module, {name: _bare(tensor) for name, tensor in state.items()}, args, kwargs)
+            return functional_call(module, {name: _bare(tensor) for name, tensor in state.items()}, args, dict(kwargs))
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if _is_code(node.target):
@@ -204,6 +205,7 @@ class _Sizes(OpMode):
         return made
 
 
+_Value = TypeVar("_Value")
 _MAKERS = frozenset(
     ("arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn", "randperm")
 ) | {"scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"}
@@ -246,8 +248,9 @@ def _is_stock(module: nn.Module) -> bool:
     return all(known.get(f"{kind.__module__}.{kind.__qualname__}") is kind for kind in kinds)
 
 
-def _bare(value: Any) -> Any:
-    return tree_map(lambda leaf: leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf, value)
+def _bare(value: _Value) -> _Value:
+    bare: _Value = tree_map(lambda leaf: leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf, value)
+    return bare
 
 
 def _infos(node: fx.Node) -> list[TensorInfo]:

@@ -175,10 +175,10 @@ def _refs(value: object) -> Iterator[Ref]:
             yield from (part for part in (leaf.start, leaf.stop, leaf.step) if isinstance(part, Ref))
 
 
-def _fits_meta(key: str, value: Any) -> bool:
+def _fits_meta(key: str, value: object) -> bool:
     if key == "scope":
-        steps = isinstance(value, tuple) and all(isinstance(step, tuple) and len(step) == 2 for step in value)
-        return steps and all(isinstance(word, str) for step in value for word in step)
+        steps = [step for step in value if isinstance(step, tuple) and len(step) == 2] if type(value) is tuple else None
+        return steps is not None and all(isinstance(word, str) for step in steps for word in step)
     if key == "tensor":
         return value is None or _is_info(value)
     kinds = {"where": str, "mutated": bool, "note": (Note, type(None)), "decision": (Decision, type(None))}

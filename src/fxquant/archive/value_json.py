@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 import torch
 
@@ -191,7 +191,7 @@ _READERS: dict[str, Callable[[list[Any], int], Any]] = {
 }
 
 
-def is_whole(value: object, low: int = -MOST_INT, high: int = MOST_INT) -> bool:
+def is_whole(value: object, low: int = -MOST_INT, high: int = MOST_INT) -> TypeGuard[int]:
     """Whether a value is a whole number in a range; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 

@@ -8,7 +8,7 @@ The checks are nodes without users; `has_side_effect` is torch's own way to keep
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ def unpack(value: object, name: str, structure: str) -> list[object]:
         ) from error
 
 
-def take_item(container: Any, key: object, name: str) -> object:
+def take_item(container: Mapping[object, object], key: object, name: str) -> object:
     """The item of a container argument that the model's code reads."""
     try:
         return container[key]

@@ -7,7 +7,7 @@ A name that torch.ao has and fxquant has not says, when it is imported, what to 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NoReturn
 
 from fxquant.compat.fake_quantizers import (
     FakeQuantize,
@@ -235,7 +235,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> NoReturn:
     if name in MISSING:
         raise ImportError(f"fxquant has no {name!r}: {MISSING[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -22,7 +21,7 @@ class QuantizedModel(nn.Module):
         self.model = model
         self.report = report
 
-    def forward(self, *args: object, **kwargs: object) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         return self.model(*args, **kwargs)
 
     def save(self, path: str | os.PathLike[str]) -> Path:

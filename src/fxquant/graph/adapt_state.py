@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fxquant.graph.notes import STATISTICS
 from fxquant.graph.origin import Origin
@@ -45,11 +45,11 @@ def adapt_state(region: nn.Module, origin: Origin, plan: Plan, state_dict: dict[
         module.read_calibrated(state_dict, f"{prefix}{path}.", paths)
 
 
-def _rename(moved: Mapping[str, tuple[str, bool]], state_dict: dict[str, Any], prefix: str, turn: bool) -> None:
+def _rename(moved: Mapping[str, tuple[str, bool]], state_dict: dict[str, object], prefix: str, turn: bool) -> None:
     for old, (new, transposed) in moved.items():
         if prefix + old in state_dict and (turn if old == new else prefix + new not in state_dict):
             value = state_dict.pop(prefix + old)
-            state_dict[prefix + new] = value.t() if transposed else value
+            state_dict[prefix + new] = value.t() if transposed and isinstance(value, Tensor) else value
 
 
 def drop_flat(flat: str, state_dict: dict[str, object], prefix: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from fxquant.errors import CaptureError, StageError
@@ -21,7 +21,7 @@ _PREPARE = "_fxquant_prepare"
 _STATE = "_fxquant_state"
 
 # (model, args, kwargs) -> the prepared model
-Prepare = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], nn.Module]
+Prepare = Callable[[nn.Module, tuple[object, ...], dict[str, object]], nn.Module]
 # a model -> its graph, as far as it is known without inputs
 Look = Callable[[nn.Module], fx.Graph]
 
@@ -49,14 +49,16 @@ class Waiting(nn.Module):
 class WaitingConverted(Waiting):
     """Converted before it was captured. The state_dict that it is given is checked when it is called."""
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         state = self.__dict__[_STATE]
         begin(self, args, kwargs)
         if state is not None:
             nn.Module.load_state_dict(self, *state)
         return self(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False
+    ) -> _IncompatibleKeys:
         self.__dict__[_STATE] = ({name: value.clone() for name, value in state_dict.items()}, strict, assign)
         return _IncompatibleKeys([], [])
 
@@ -80,7 +82,7 @@ def waiting_converted(model: nn.Module, convert: Callable[[nn.Module], nn.Module
     tree = _plain(model)
     _wait_as(tree, WaitingConverted)
 
-    def both(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
+    def both(plain: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> nn.Module:
         return convert(prepare(plain, args, kwargs))
 
     tree.__dict__.update({_PREPARE: (both, training, look), _STATE: None})

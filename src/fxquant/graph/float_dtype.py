@@ -7,7 +7,7 @@ float inputs are cast on their way in, and float results on their way out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from fxquant.errors import StageError
 
 Move = Callable[[Tensor], Tensor]
+Values = TypeVar("Values")
 
 
 def own_dtype(graph: fx.Graph) -> torch.dtype:
@@ -43,6 +44,7 @@ def split_move(
     return lambda tensor: tensor.to(shown.device) if tensor.is_floating_point() else fn(tensor), shown.dtype
 
 
-def cast(values: object, source: torch.dtype, target: torch.dtype) -> Any:
+def cast(values: Values, source: torch.dtype, target: torch.dtype) -> Values:
     """The same with tensors of one dtype in another."""
-    return pytree.tree_map_only(Tensor, lambda x: x.to(target) if x.dtype == source else x, values)
+    made: Values = pytree.tree_map_only(Tensor, lambda x: x.to(target) if x.dtype == source else x, values)
+    return made

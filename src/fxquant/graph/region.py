@@ -27,9 +27,10 @@ import torch
 from torch import fx, nn
 from torch.fx.graph import PythonCode
 
-from fxquant.errors import FirstCallError, FxQuantError, InputError, StageError
+from fxquant.errors import InputError, StageError
 from fxquant.graph import torch_compat
 from fxquant.graph.adapt_state import adapt_state, add_flat, drop_flat
+from fxquant.graph.check_call import first_call, refuse_floats
 from fxquant.graph.container import lend_methods
 from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
 from fxquant.graph.float_dtype import cast, own_dtype, split_move
@@ -39,7 +40,6 @@ from fxquant.graph.plan import Plan
 from fxquant.graph.written_down import keep_written, notice_export, read_written
 
 if TYPE_CHECKING:
-    from fxquant.graph.boundary import Boundary
     from fxquant.graph.lowering import Lowering, Runner
 
 log = logging.getLogger("fxquant")
@@ -154,7 +154,7 @@ class Region(fx.GraphModule):
         if lowering is None:
             return self.run_graph(args, kwargs)
         if lowering.source:
-            return self._first_call(lowering, args, kwargs)
+            return first_call(self, lowering, args, kwargs)
         outside = lowering.float_dtype
         if outside is not None:
             own = own_dtype(self.graph)
@@ -169,26 +169,10 @@ class Region(fx.GraphModule):
             if error is not None:
                 return self._run_code(error, args, kwargs)
         if self._region.plan.boundary is not None:
-            self._refuse_floats(self._region.plan.boundary, args, kwargs)
+            refuse_floats(self, self._region.plan.boundary, self._region.origin.input_names, args, kwargs)
         if lowering.runner is not None and not torch.compiler.is_compiling():
             return lowering.runner(self, args, kwargs)
         return self.run_graph(args, kwargs)
-
-    def _first_call(self, lowering: Lowering, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """A call while nothing shows yet that what the file says can run. An error is the file's, or the inputs'."""
-        source, lowering.source = lowering.source, ""
-        try:
-            return self(*args, **kwargs)
-        except Exception as error:
-            lowering.source = source
-            if isinstance(error, FirstCallError):
-                raise
-            given = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in args if isinstance(x, torch.Tensor))
-            text = str(error) if isinstance(error, FxQuantError) else f"{type(error).__name__}: {error}"
-            raise FirstCallError(
-                f"the first call of the model from {source!r}, on ({given}), failed. {text} If the inputs are like "
-                "the ones that it was quantized with, the file is not one that fxquant.save wrote."
-            ) from error
 
     def run_graph(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the graph node by node, hooks included."""
@@ -198,19 +182,6 @@ class Region(fx.GraphModule):
             if isinstance(error, TypeError) and self._takes(args, kwargs):
                 raise
             return self._run_code(error, args, kwargs)
-
-    def _refuse_floats(self, boundary: Boundary, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Where a converted model takes integers, floats would be read as such, and give a wrong answer."""
-        names = self._region.origin.input_names
-        for index, grid in boundary.inputs.items():
-            name = names[index] if index < len(names) else ""
-            value = args[index] if index < len(args) else kwargs.get(name)
-            wanted = getattr(find_module(self, grid) if isinstance(grid, str) else grid, "dtype", None)
-            if isinstance(value, torch.Tensor) and wanted is not None and value.dtype != wanted:
-                raise InputError(
-                    f"input {index} is {value.dtype}, but the model takes {wanted} there. "
-                    f"fxquant.boundary_qparams(model).input({index}).quantize(x) makes it."
-                )
 
     def _takes(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +100,7 @@ class _Cell(nn.Module):
         """From the stock module, whose tensors it shares."""
         return cls(module)
 
-    def forward(self, input: Tensor, hx: Any = None) -> Any:
+    def forward(self, input: Tensor, hx: Tensor | tuple[Tensor, Tensor] | None = None) -> object:
         x = self.ih(input)
         if hx is None:
             zeros = torch.zeros_like(x[..., : self.hidden_size])

@@ -145,7 +145,7 @@ def _scan(
     return torch.stack(outputs) if sizes is None else torch.cat(outputs), state
 
 
-def _scan_in_graph(step: Any, projected: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
+def _scan_in_graph(step: nn.Module, projected: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
     """The same as one op of the graph that is exported, for any number of steps."""
 
     def combine(carried: State, x: Tensor) -> tuple[State, Tensor]:

@@ -77,7 +77,7 @@ def from_plain(content: object, where: str = "target") -> Target:
     return made
 
 
-def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
+def _is_default(field: dataclasses.Field[object], value: object) -> bool:
     if field.default_factory is not dataclasses.MISSING:
         return bool(value == field.default_factory())
     return field.default is not dataclasses.MISSING and bool(value == field.default)

@@ -40,13 +40,16 @@ _GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 
 
+Free = tuple[tuple[tuple[int, int], ...], ...]  # (tensor, dim), equal ones together
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
     """A graph, the node that checks sizes, and which sizes (tensor, dim) are free, equal ones together."""
 
     graph: fx.Graph
     sizes: fx.Node | None
-    free: tuple[tuple[tuple[int, int], ...], ...]
+    free: Free
 
 
 def export(request: Request, tree: nn.Module) -> Exported:
@@ -163,7 +166,7 @@ class _Builder:
     def _create(self, op: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> fx.Node:
         return self.graph.create_node(op, target, args, kwargs)
 
-    def _check_sizes(self, users: list[fx.Node], inputs: list[object]) -> tuple[fx.Node | None, Any]:
+    def _check_sizes(self, users: list[fx.Node], inputs: list[object]) -> tuple[fx.Node | None, Free]:
         pairs = [(node, value) for node, value in zip(users, inputs, strict=True) if isinstance(value, fx.Node)]
         if not pairs:
             return None, ()
@@ -208,7 +211,7 @@ class _Builder:
             self.env[node] = self._copy_node(node, owner)
         return ()
 
-    def _copy_node(self, node: fx.Node, owner: nn.Module) -> Any:
+    def _copy_node(self, node: fx.Node, owner: nn.Module) -> object:
         if node.op == "get_attr":
             return getattr(owner, str(node.target))  # a subgraph of one of the wrappers below
         if node.target in (_GRAD, _AUTOCAST):

@@ -220,7 +220,7 @@ def weight_spellings(module: nn.Module) -> dict[str, Spelling]:
 
 
 @functools.cache
-def _with_weights(base: Any, names: tuple[str, ...]) -> type[nn.Module]:
+def _with_weights(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     def reader(name: str) -> property:
         return property(lambda self: Weight(self._modules[name], self.__dict__[_SITES][name]))
 
@@ -229,7 +229,7 @@ def _with_weights(base: Any, names: tuple[str, ...]) -> type[nn.Module]:
 
     members: dict[str, Any] = {name: reader(name) for name in names}
 
-    def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def load(self: nn.Module, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
         for name in names:  # the float model's own name
             if prefix + name in state_dict:
                 value = state_dict.pop(prefix + name)

@@ -91,7 +91,7 @@ class Values:
         reads = name not in _METADATA and any(_holds_tensor(v) for v in values) and not _holds_tensor(value)
         return value, from_data or reads or watch.found
 
-    def _call(self, kind: str, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _call(self, kind: str, target: Target, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         with torch.no_grad():
             if not isinstance(target, str):
                 return target(*args, **kwargs)
@@ -181,7 +181,7 @@ def _holds_tensor(value: object) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
 
 
-def _isinstance(value: object, classes: Any) -> bool:
+def _isinstance(value: object, classes: type | tuple[type, ...]) -> bool:
     """`isinstance` for the user's code: a proxy is what it was in the example. (Its `__class__` has to stay: torch
     would read it as a tensor's memory.)"""
     if isinstance(value, fx.Proxy) and (example := value_of(value)) is not UNKNOWN:

@@ -197,7 +197,7 @@ class _Tracer(fx.Tracer):
             raise _Unholdable(Cause.OBJECT.because(cls=f"{type(a).__module__}.{type(a).__qualname__}")) from error
 
 
-def _writes_to_constant(target: Any, args: Any, kwargs: Any) -> bool:
+def _writes_to_constant(target: Target, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     """Whether what is traced goes into a tensor that is not: `t = torch.zeros(4); t[0] = x`. In a graph it would be
     one tensor for all calls, with what this trace wrote to it."""
     if isinstance(kwargs.get("out"), torch.Tensor):

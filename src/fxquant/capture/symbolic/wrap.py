@@ -116,7 +116,7 @@ def intercepting(tree: nn.Module, intercept: Intercept) -> Iterator[None]:
             module.__dict__.pop(_INTERCEPT, None)
 
 
-def _wrap_named(name: str) -> Any:
+def _wrap_named(name: str) -> object:
     """Wrap what a dotted name leads to, and put it wherever loaded modules hold it (`from x import f`)."""
     holder, attribute, original = _resolve(name)
     new = wrap(original)

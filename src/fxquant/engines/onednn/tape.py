@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,9 +102,7 @@ class Tape(OpMode):
         name: str = self._names[tensor]
         return name
 
-    def _arguments(
-        self, func: torch._ops.OpOverload[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[str]:
+    def _arguments(self, func: Op, args: tuple[object, ...], kwargs: dict[str, object]) -> list[str]:
         """The arguments of a call, by their names in the text."""
         if any(tag in func.tags for tag in _UNSTEADY) and not _picks_by_number(func, args):
             raise _Refusal(f"{func} depends on the values in a tensor")
@@ -197,11 +194,12 @@ def recording() -> bool:
     return isinstance(_get_current_dispatch_mode(), Tape)
 
 
-def _picks_by_number(func: object, args: tuple[Any, ...]) -> bool:
+def _picks_by_number(func: object, args: tuple[object, ...]) -> bool:
     """Whether an indexing gives a size that does not depend on values: no index is a mask."""
     if func is not torch.ops.aten.index.Tensor:
         return False
-    return not any(index.dtype in (torch.bool, torch.uint8) for index in args[1] if index is not None)
+    indexes = [index for index in pytree.tree_leaves(args[1]) if isinstance(index, Tensor)]
+    return not any(index.dtype in (torch.bool, torch.uint8) for index in indexes)
 
 
 def _shares(tensor: Tensor, others: Iterable[Tensor]) -> bool:

@@ -69,7 +69,7 @@ class Runtime(ABC, Generic[Session]):
         self._session: Session | None = None
         self._threads = 0
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self.run(self.signature.flatten(args, kwargs))
 
     def refuses(self, tensors: list[Tensor]) -> str | None:

@@ -27,7 +27,7 @@ def embedding_bag(
     sparse: bool = False,
     per_sample_weights: Value | None = None,
     include_last_offset: bool = False,
-    padding_idx: Any = None,
+    padding_idx: int | None = None,
 ) -> tuple[Value, Value, Value, Value]:
     """The first result is the bags; the others are for gradients, and are not read at inference."""
     one, zero = _ints(1), _ints(0)

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+Translations = Mapping[Callable[..., object], Callable[..., object]]
 
-def to_program(
-    program: torch.export.ExportedProgram, opset: int, table: Mapping[Callable[..., Any], Callable[..., Any]]
-) -> torch.onnx.ONNXProgram:
+
+def to_program(program: torch.export.ExportedProgram, opset: int, table: Translations) -> torch.onnx.ONNXProgram:
     """`torch.onnx.export` with a table of translations; where torch lets us, its own table is built once per opset.
 
     It is built anew for each export otherwise, which takes half of the time of a small one.

@@ -31,7 +31,7 @@ class Partial:
         self.make = make
         self.callable_args = dict(callable_args)
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         made = {name: call() for name, call in self.callable_args.items() if name not in kwargs}
         return self.make(*args, **made, **kwargs)
 
