@@ -10,7 +10,7 @@ stays a call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -63,16 +63,18 @@ class _Lifter:
             return
         owned = {name: call.get(name) for name in TENSORS if name in call}
         tensors = self._tensors(owned)
-        if tensors is None or not isinstance(call.get("input"), fx.Node):
+        names = tuple(op.params[at] for at in op.operands) or ("input",)
+        sources = [value for name in names if isinstance(value := call.get(name), fx.Node)]
+        if tensors is None or len(sources) < len(names):
             return
-        if any(isinstance(v, fx.Node) for k, v in call.items() if k not in ("input", "momentum", *TENSORS)):
+        if any(isinstance(v, fx.Node) for k, v in call.items() if k not in (*names, "momentum", *TENSORS)):
             return  # a setting that is only known at run time
-        info = call["input"].meta.get("tensor")
+        info = sources[0].meta.get("tensor")
         if not op.is_norm and tensors.get("weight") is None:
             return
         stock = RECIPES[op.kind](call, tensors, len(info.shape) if isinstance(info, TensorInfo) else None)
         if stock is not None:
-            self._place(node, call["input"], stock, tensors, op.kind)
+            self._place(node, sources, stock, tensors, op.kind)
 
     def lift_addmm(self, node: fx.Node) -> None:
         """addmm(bias, x, weight) with the weight as [in, out], as transformers' Conv1D spells a linear layer."""
@@ -87,7 +89,7 @@ class _Lifter:
         inputs, outputs = tensors["weight"].shape
         settings = {"in_features": inputs, "out_features": outputs, "bias": True}
         stock = Stock(cls=nn.Linear, settings=settings, tensors={"weight": weight, "bias": bias}, transposed=True)
-        self._place(node, source, stock, tensors, "linear")
+        self._place(node, [source], stock, tensors, "linear")
 
     def lift_bag(self, node: fx.Node) -> None:
         bag = read_bag(node)
@@ -156,10 +158,10 @@ class _Lifter:
         modules = {id(m) for m in self.region.modules() for t in m._parameters.values() if t is tensor}
         return max(calls, len(modules))
 
-    def _place(self, node: fx.Node, source: fx.Node, stock: Stock, tensors: Tensors, kind: str) -> None:
+    def _place(self, node: fx.Node, sources: Sequence[fx.Node], stock: Stock, tensors: Tensors, kind: str) -> None:
         path = self._find_path(node, stock, tensors, kind)
         if path is not None:
-            self._call(node, (source,), path)
+            self._call(node, tuple(sources), path)
 
     def _find_path(self, node: fx.Node, stock: Stock, tensors: Tensors, kind: str) -> str | None:
         weight = stock.tensors.get("weight")
