@@ -271,7 +271,7 @@ def _prepare(
     log.info("prepared %s: %s", type(model).__name__, account.summary())
     if not any(row.status != "float" for row in account):
         why = "fxquant.explain(prepared) says why" if account.rows or account.left else "it has no ops to quantize"
-        warnings.warn(f"nothing in {type(model).__name__} will be quantized: {why}.", stacklevel=3)
+        warnings.warn(f"nothing in {type(model).__name__} will be quantized: {why}.", stacklevel=4)
     return prepared
 
 

@@ -1,4 +1,4 @@
-"""Calls of a converted region that cannot go well: floats where it takes integers, files that are not what they seem."""
+"""Calls of a converted region that cannot go well: floats where it takes integers, a file that is not what it seems."""
 
 from __future__ import annotations
 
