@@ -69,11 +69,6 @@ def test_the_commands(net: str, tmp_path: Path) -> None:
         assert (tmp_path / words[0]).exists()
 
 
-def test_bench_prints_json_alone(net: str) -> None:
-    rows = json.loads(run("bench", net, "--model", "cli_models:net", "--seconds", "0.01", "--json"))["rows"]
-    assert rows[0]["name"] == "float" and len(rows) > 1
-
-
 def test_an_error_is_one_line(net: str) -> None:
     whole = Path(net).read_bytes()
     Path("broken.fq").write_bytes(whole[:-8] + bytes(8))
@@ -114,33 +109,6 @@ def test_the_help_lists_the_commands_and_exit_codes() -> None:
     assert run("--version").startswith("fxquant ")
 
 
-def test_report_writes_a_page(net: str, tmp_path: Path) -> None:
-    words = [
-        "report",
-        net,
-        "--model",
-        "cli_models:net",
-        "--data",
-        "cli_models:batches",
-        "--seconds",
-        "0",
-        "--most",
-        "1",
-    ]
-    assert "written to page.html" in run(*words, "--output", "page.html")
-    assert (tmp_path / "page.html").stat().st_size > 1_000_000
-    assert json.loads(run(*words, "--evaluate", "cli_models:score", "--json"))["score"]["float"] > 0
-
-
-def test_tune_saves_the_best(net: str, tmp_path: Path) -> None:
-    words = ["tune", "--model", "cli_models:net", "--data", "cli_models:batches", "--engine", "reference"]
-    found = json.loads(run(*words, "--evaluate", "cli_models:score", "--timeout", "0", "--json"))
-    assert found["passed"] and len(found["trials"]) == 1
-    assert fq.load("tuned.fq") is not None
-    missed = CliRunner().invoke(app, [*words, "--evaluate", "cli_models:falls", "--max-trials", "1"])
-    assert missed.exit_code == 3 and "NOT within the tolerance" in missed.stdout
-
-
 def test_an_error_of_the_users_code_is_one_line_too(net: str) -> None:
     words = ["compare", net, "--model", "cli_models:net", "--data", "cli_models:broken"]
     result = CliRunner().invoke(app, words)
@@ -149,10 +117,3 @@ def test_an_error_of_the_users_code_is_one_line_too(net: str) -> None:
     assert isinstance(CliRunner().invoke(app, [*words, "--debug"]).exception, RuntimeError)
     assert CliRunner().invoke(app, ["bench"]).exit_code == 2
     assert "nosuch.fq" in CliRunner().invoke(app, ["check", "nosuch.fq"]).stderr
-
-
-def test_shells_can_complete() -> None:
-    result = CliRunner().invoke(app, [], prog_name="fxquant", env={"_FXQUANT_COMPLETE": "source_bash"})
-    assert "complete" in result.stdout and "fxquant" in result.stdout
-    words = {"_FXQUANT_COMPLETE": "complete_bash", "COMP_WORDS": "fxquant re", "COMP_CWORD": "1"}
-    assert "report" in CliRunner().invoke(app, [], prog_name="fxquant", env=words).stdout

@@ -96,56 +96,6 @@ def test_an_eval_func_is_tuned_against_and_says_what_was_found() -> None:
     assert len(quantized.report["trials"]) == 2 and quantized.report["stopped"] == "the first that passes"
 
 
-def test_metric_and_data_of_code() -> None:
-    class Often:
-        def __init__(self) -> None:
-            self.reset()
-
-        def reset(self) -> None:
-            self.batches = 0
-
-        def update(self, preds: Any, labels: Any) -> None:
-            assert preds.shape == (8, 10) and labels.shape == (8,)
-            self.batches += 1
-
-        def result(self) -> float:
-            return float(self.batches)
-
-    made = quantizer()
-    made.calib_dataloader = made.eval_dataloader = labelled()
-    made.metric = common.Metric(Often)
-    assert made.fit().report["accuracy"]["quantized"] == 4.0
-
-
-def test_rules_for_the_model_op_types_and_ops() -> None:
-    made = quantizer(
-        quantization={
-            "model_wise": {"weight": {"granularity": "per_tensor"}, "activation": {"algorithm": "kl"}},
-            "optype_wise": {"Linear": {"weight": {"dtype": "fp32"}}},
-            "op_wise": {"features.0.0": {"activation": {"dtype": ["fp32"]}, "weight": {"dtype": ["fp32"]}}},
-        },
-    )
-    made.calib_dataloader = labelled()
-    model = made.fit().model
-    assert statuses(model) == {"features.0.0": "float", "features.2.0": "int8", "head": "float"}
-    (row,) = [row for row in fq.explain(model) if row.path == "features.2.0"]
-    assert "per_tensor" in row.weight
-
-
-def test_the_default_qconfig_of_fx_files_is_for_all_ops_and_patterns_are_matched_whole() -> None:
-    float_ = {"activation": {"dtype": ["fp32"]}, "weight": {"dtype": ["fp32"]}}
-    int8 = {"activation": {"dtype": ["uint8"]}, "weight": {"dtype": ["int8"]}}
-    made = quantizer(quantization={"op_wise": {"default_qconfig": float_, r"features\.\d\.0": int8}})
-    made.calib_dataloader = labelled()
-    assert statuses(made.fit().model) == {"features.0.0": "int8", "features.2.0": "int8", "head": "float"}
-
-
-def test_the_first_convolution_can_be_left_alone() -> None:
-    made = quantizer(quantization={"recipes": {"first_conv_or_matmul_quantization": False}})
-    made.calib_dataloader = labelled()
-    assert statuses(made.fit().model)["features.0.0"] == "float"
-
-
 def test_lists_of_values_are_searched() -> None:
     made = quantizer(
         quantization={"model_wise": {"activation": {"algorithm": ["minmax", "kl"]}}},
@@ -179,49 +129,6 @@ def test_the_guides_custom_config() -> None:
     made.model = common.Model(WithBranch().eval(), **{"prepare_custom_config_dict": prepare_custom_config_dict})
     made.calib_dataloader = labelled()
     assert statuses(made.fit().model) == {"conv": "int8"}
-
-
-def test_training_by_code() -> None:
-    made = quantizer(quantization={"approach": "quant_aware_training"})
-    data = labelled(count=2)
-    before = made.model.model.head.weight.detach().clone()
-
-    def train(model: nn.Module) -> None:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for x, y in data:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-    made.q_func = train
-    quantized = made.fit()
-    assert set(statuses(quantized.model).values()) == {"int8"}
-    assert torch.equal(made.model.model.head.weight, before) and not made.model.model.training
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "criterion"),
-    [
-        ({"SGD": {"learning_rate": 0.01, "momentum": 0.9}}, {"CrossEntropyLoss": {"reduction": "mean"}}),
-        (
-            {"AdamW": None},
-            {"KnowledgeDistillationLoss": {"temperature": 2, "loss_types": ["CE", "KL"], "loss_weights": [0.2, 0.8]}},
-        ),
-    ],
-)
-def test_training_by_the_file(optimizer: Any, criterion: Any) -> None:
-    data = {"dataset": {"dummy": {"shape": [8, 3, 16, 16], "low": -1, "high": 1}}, "batch_size": 4}
-    made = quantizer(
-        quantization={
-            "approach": "quant_aware_training",
-            "train": {"optimizer": optimizer, "criterion": criterion, "dataloader": data, "epoch": 1},
-        },
-        evaluation={"accuracy": {"metric": "Accuracy", "dataloader": data}},
-        tuning={"accuracy_criterion": {"absolute": 1.0}},
-    )
-    quantized = made.fit()
-    assert set(statuses(quantized.model).values()) == {"int8"}
-    assert quantized.report["accuracy"]["passed"]
 
 
 @pytest.mark.parametrize(

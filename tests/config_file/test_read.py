@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fxquant import ConfigError
-from fxquant.config_file import json_schema, read_conf
+from fxquant.config_file import read_conf
 
 FILE = """
 version: 1.0
@@ -135,28 +133,3 @@ def test_a_file_without_a_mapping_says_so(tmp_path: Path, text: str) -> None:
 def test_a_file_that_is_not_there_names_what_writes_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="fxquant init"):
         read_conf(tmp_path / "none.yaml")
-
-
-@pytest.mark.parametrize(
-    ("section", "where"),
-    [
-        ({"device": "gpu"}, "device"),
-        ({"model": {"framework": "tensorflow", "inputs": "a, b"}}, "model.inputs"),
-        ({"quantization": {"calibration": {"sampling_size": "100, 200"}}}, "sampling_size"),
-        ({"quantization": {"advance": {"bias_correction": "weight_empirical"}}}, "bias_correction"),
-        ({"tuning": {"strategy": {"name": "tpe"}}}, "strategy.name"),
-        ({"tuning": {"strategy": {"name": "sigopt", "sigopt_api_token": "x"}}}, "sigopt"),
-        ({"tuning": {"objective": "footprint"}}, "objective"),
-        ({"pruning": {"approach": {}}}, "pruning"),
-    ],
-)
-def test_what_has_no_meaning_here_is_a_note(section: dict[str, Any], where: str) -> None:
-    _, notes = read_conf({"model": {"name": "m"}, **section})
-    assert any(where in note for note in notes)
-
-
-def test_the_json_schema_knows_every_section() -> None:
-    schema = json_schema()
-    json.dumps(schema)
-    assert {"model", "quantization", "evaluation", "tuning"} <= schema["properties"].keys()
-    assert "Normalize" in schema["$defs"]["Transforms"]["properties"]

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from fractions import Fraction
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors.numpy import load_file
 from torch import nn
 
 import fxquant as fq
-from fxquant.integers.arithmetic import divide, keep_mantissa
-from fxquant.integers.scales import nearest
 from zoo import ZOO
 
 
@@ -72,57 +63,6 @@ def test_a_layer_that_ends_in_a_grid_differs_by_ties_alone() -> None:
     assert (steps != 0).mean() < 0.001
 
 
-def test_the_dump_is_what_docs_say(plain: tuple[nn.Module, torch.Tensor], tmp_path: Path) -> None:
-    model, x = plain
-    folder = fq.dump_integers(model, tmp_path / "a" / "dump")
-    found = json.loads((folder / "program.json").read_text())
-    constants = load_file(folder / found["constants"]["file"])
-    convs = [step for step in found["steps"] if step["op"] in ("conv", "linear")]
-    assert len(convs) == 3
-    for step in convs:
-        assert constants[step["constants"]["weight"]].dtype == np.int8
-        assert constants[step["constants"]["bias"]].dtype == np.int32
-    assert found["exact"] is True
-    assert Fraction(found["inputs"][0]["scale"][0]) == Fraction(1, 2 ** found["inputs"][0]["position"][0])
-    np.testing.assert_array_equal(fq.integer_reference(folder)(x), model(x).detach().numpy())
-
-
-def test_a_second_dump_takes_the_place_of_the_first(plain: tuple[nn.Module, torch.Tensor], tmp_path: Path) -> None:
-    folder = fq.dump_integers(plain[0], tmp_path)
-    (folder / "mine.txt").write_text("kept")
-    x = torch.randn(2, 3, 16, 16)
-    other = converted(ZOO["plain"].build(), x, "xint8")
-    fq.dump_integers(other, folder)
-    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".safetensors", ".txt"]
-    np.testing.assert_array_equal(fq.integer_reference(folder)(x), other(x).detach().numpy())
-
-
-@pytest.mark.parametrize("scale", ["1e999999999", "1/0", "-1", "x", 5])
-def test_a_dump_with_a_scale_that_is_none_is_refused(
-    plain: tuple[nn.Module, torch.Tensor], tmp_path: Path, scale: object
-) -> None:
-    model, x = plain
-    fq.dump_integers(model, tmp_path, x)
-    found = json.loads((tmp_path / "program.json").read_text())
-    found["inputs"][0]["scale"] = [scale]
-    (tmp_path / "program.json").write_text(json.dumps(found))
-    with pytest.raises(fq.ArchiveError, match="not a dump"):
-        fq.integer_reference(tmp_path)
-
-
-def test_a_dump_that_is_damaged_is_refused(plain: tuple[nn.Module, torch.Tensor], tmp_path: Path) -> None:
-    folder = fq.dump_integers(plain[0], tmp_path)
-    data = next(folder.glob("*.safetensors"))
-    data.write_bytes(data.read_bytes()[:-1] + b"x")
-    with pytest.raises(fq.ArchiveError, match="constants are not those"):
-        fq.integer_reference(folder)
-    (folder / "program.json").write_text("{}")
-    with pytest.raises(fq.ArchiveError, match="not a dump"):
-        fq.integer_reference(folder)
-    with pytest.raises(fq.ArchiveError, match="cannot read"):
-        fq.integer_reference(tmp_path / "none")
-
-
 def test_integers_go_in_as_they_are(plain: tuple[nn.Module, torch.Tensor]) -> None:
     model, x = plain
     reference = fq.integer_reference(model)
@@ -136,39 +76,3 @@ def test_integers_go_in_as_they_are(plain: tuple[nn.Module, torch.Tensor]) -> No
         reference.run(np.full(x.shape, 300))
     with pytest.raises(fq.ConfigError, match="give each of these once"):
         reference(x, x)
-
-
-def test_what_has_no_integer_form_is_named_with_its_line() -> None:
-    x = torch.randn(2, 8, 16)
-    model = converted(nn.Sequential(nn.Linear(16, 16), nn.Softmax(-1), nn.Linear(16, 4)), x, "generic")
-    with pytest.raises(fq.ConfigError, match=r"no integer steps for aten\.softmax"):
-        fq.integer_reference(model)
-    with pytest.raises(fq.StageError, match="converted"):
-        fq.integer_reference(nn.Linear(2, 2))
-
-
-def test_sums_that_float32_cannot_count_are_noted() -> None:
-    x = torch.randn(4, 8192)
-    model = converted(nn.Sequential(nn.Linear(8192, 4)), x, "npu")
-    assert any("beyond the 2^24" in note for note in fq.integer_reference(model).notes)
-
-
-@given(st.integers(-(2**40), 2**40), st.integers(1, 2**20))
-def test_rounded_division(value: int, divisor: int) -> None:
-    exact = Fraction(value, divisor)
-    values, divisors = np.array([value]), np.array([divisor])
-    assert divide(values, divisors, "half_even")[0] == round(exact)
-    assert divide(values, divisors, "half_up")[0] == (exact + Fraction(1, 2)) // 1
-    assert divide(values, divisors, "floor")[0] == exact // 1
-
-
-@given(st.integers(-(2**52), 2**52))
-def test_what_float32_keeps(value: int) -> None:
-    assert keep_mantissa(np.array([value]))[0] == int(np.float32(value))
-
-
-@given(st.fractions(Fraction(1, 2**20), 2**10))
-def test_multipliers_have_31_bits(ratio: Fraction) -> None:
-    multiplier, shift = nearest(ratio)
-    assert 2**30 <= multiplier < 2**31
-    assert abs(multiplier - ratio * Fraction(2) ** shift) <= Fraction(1, 2)

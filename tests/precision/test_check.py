@@ -6,7 +6,6 @@ import copy
 import json
 import math
 from collections import namedtuple
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.errors import CalibrationError, ConfigError, StageError
-from fxquant.precision.outputs import named_tensors
 from precision_models import Branches, collapsing
 
 Pair = namedtuple("Pair", "left right")
@@ -48,18 +46,6 @@ def data() -> list[Tensor]:
 
 def prepared(model: nn.Module, data: list[Tensor]) -> nn.Module:
     return fq.calibrate(fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (data[0],)), data)
-
-
-def test_outputs_have_names() -> None:
-    @dataclass
-    class Out:
-        logits: Tensor
-        rest: object = None
-
-    x = torch.ones(1)
-    given = Out(logits=x, rest={"a": [x, (x, 3)], "b": Pair(x, x.int()), "c": None})
-    assert [name for name, _ in named_tensors(given)] == ["logits", "rest.a[0]", "rest.a[1][0]", "rest.b.left"]
-    assert [name for name, _ in named_tensors(x)] == ["output"]
 
 
 def test_numbers_are_those_of_the_formula(model: nn.Module, data: list[Tensor]) -> None:

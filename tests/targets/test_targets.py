@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import nn
 from typer.testing import CliRunner
 
@@ -20,10 +19,12 @@ from fxquant.config.target import bias_form
 from fxquant.insight.forecast import placed
 from fxquant.tables.check_target import check_target
 from fxquant.targets import TARGETS, by_name
-from fxquant.targets.file import from_plain, to_plain
+from fxquant.targets.file import from_plain
 from zoo import ZOO
 
 CHECKED = sorted(set(TARGETS) - {"x86", "x86-amx", "fbgemm", "onednn", "tflite-16x8"})  # others in other words
+
+
 MODELS = (
     *("plain", "resnet", "mobilenet", "squeeze_excite", "densenet", "functional_mlp", "linear_batch_norm", "unet"),
     *("conv1d", "split_chunk_stack", "vision_transformer", "activations"),
@@ -68,6 +69,8 @@ class Everything(nn.Module):
 
 
 _COARSE = fq.Grids(symmetric=True)
+
+
 BREAKS: dict[str, dict[str, Any]] = {
     "kinds": {"kinds": by_name("x86-vnni").kinds - {"linear"}},
     "split": {"split": frozenset(("silu",))},
@@ -155,36 +158,6 @@ def test_targets_differ_where_the_hardware_does() -> None:
     )
     nodes = [n for n in made.graph.nodes if "quantize_per_tensor" in str(n.target)]
     assert (1 / 256, -128) in {(float(n.args[1]), int(n.args[2])) for n in nodes}
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_a_target_goes_to_plain_values_and_back(name: str, tmp_path: Path) -> None:
-    target = by_name(name)
-    (tmp_path / "t.yaml").write_text(yaml.safe_dump(to_plain(target)))
-    assert fq.load_target(tmp_path / "t.yaml") == target
-    assert from_plain(json.loads(json.dumps(to_plain(target)))) == target
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("base: tensort", "Closest: 'tensorrt'"),
-        ("base: arm\nkindz: [conv2d]", "no field 'kindz'. Closest: 'kinds'"),
-        ("base: arm\nactivation: {bit: 8}", "no field 'bit'. Closest: 'bits'"),
-        ("base: arm\nkinds: [conv2e]", "not in the op table: conv2e"),
-        ("base: arm\nactivation: {signed: false}", "default activation has unsigned, not signed"),
-        ("base: arm\npositions: [{measure: cat, kinds: [conv2d], low: 0}]", "expected one of cut"),
-        ("base: arm\nkinds: conv2d", "Give a list of kinds"),
-        ("name: x", "missing"),
-        ("[1]", "Give a mapping"),
-        ("!!python/object/apply:os.getcwd []", "no YAML"),
-        ("base: " + "[" * 3000 + "]" * 3000, "nested too deep"),
-    ],
-)
-def test_a_bad_file_says_what_is_wrong(text: str, error: str, tmp_path: Path) -> None:
-    (tmp_path / "t.yaml").write_text(text)
-    with pytest.raises(fq.ConfigError, match=error.replace("[", r"\[")):
-        fq.load_target(tmp_path / "t.yaml")
 
 
 def test_the_command_shows_targets_and_names_the_closest(tmp_path: Path) -> None:

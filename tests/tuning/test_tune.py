@@ -19,6 +19,8 @@ import fxquant as fq
 from tuning_models import Agreement, Share, batches, broken, whole
 
 TESTS = Path(__file__).parents[1]
+
+
 tune = functools.partial(fq.tune, engine="onednn")  # it makes no code for each trial
 
 
@@ -172,85 +174,6 @@ def test_a_killed_run_loses_no_finished_trial(tmp_path: Path) -> None:
     assert output.count("evaluated\n") == trials - done  # nor is the float model evaluated again
 
 
-def test_processes_give_the_same_result(tmp_path: Path) -> None:
-    model = broken()
-    alone = tune(model, batches(), Share(model), tolerance=0.05)
-    together = tune(model, batches(), Share(model), tolerance=0.05, executor=fq.Processes(workers=2))
-    assert [t.plan for t in together.trials] == [t.plan for t in alone.trials]
-    assert [t.score for t in together.trials] == [t.score for t in alone.trials]
-    assert together.best.plan == alone.best.plan
-
-
-class Dying(Share):
-    """Kills its process, as often as there are files left to remove."""
-
-    def __init__(self, model: Any, folder: Path, times: int) -> None:
-        super().__init__(model)
-        self.home, self.folder = os.getpid(), folder
-        for number in range(times):
-            (folder / f"life{number}").touch()
-
-    def __call__(self, given: Any) -> float:
-        if os.getpid() != self.home:
-            for path in sorted(self.folder.glob("life*")):
-                path.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(given)
-
-
-def test_a_worker_that_dies_is_retried(tmp_path: Path) -> None:
-    model = whole()
-    executor = fq.Processes(workers=1)
-    result = tune(model, batches(), Dying(model, tmp_path, 2), tolerance=0.1, executor=executor)
-    assert result.passed and not result.trials[0].error and not list(tmp_path.iterdir())
-
-
-def test_a_worker_that_always_dies_is_a_trial_with_an_error(tmp_path: Path) -> None:
-    model = whole()
-    evaluate = Dying(model, tmp_path, 3)
-    result = tune(model, batches(), evaluate, tolerance=0.1, executor=fq.Processes(workers=1))
-    assert "died 3 times" in result.trials[0].error and result.passed
-
-
-def test_an_evaluation_that_raises_in_a_worker_says_what_it_said() -> None:
-    model, home = whole(), os.getpid()
-
-    def evaluate(given: Any) -> float:
-        if os.getpid() != home:
-            raise KeyError("the labels")
-        return 1.0
-
-    with pytest.raises(fq.FxQuantError, match="the labels"):
-        tune(model, batches(), evaluate, executor="processes")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Any:
-    ray = pytest.importorskip("ray", reason="fxquant[ray] is not installed")
-    settings = {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False}
-    try:
-        ray.init(**settings, runtime_env={"env_vars": {"PYTHONPATH": _path()}})
-    except Exception as error:  # Ray raises a plain one
-        if "timed out" not in str(error):
-            raise
-        pytest.skip(f"Ray gave up starting a cluster on this machine: {error}")
-    yield ray
-    ray.shutdown()
-
-
-def _path() -> str:
-    return os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-
-
-def test_ray_gives_the_same_result_also_when_a_worker_dies(cluster: Any, tmp_path: Path) -> None:
-    model = broken()
-    alone = tune(model, batches(), Share(model), tolerance=0.05)
-    together = tune(model, batches(), Dying(model, tmp_path, 1), tolerance=0.05, executor=fq.Ray(workers=2))
-    assert not list(tmp_path.iterdir())
-    assert [t.score for t in together.trials] == [t.score for t in alone.trials]
-    assert together.best.plan == alone.best.plan
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -284,10 +207,3 @@ def test_a_timeout_ends_a_search() -> None:
     with pytest.warns(UserWarning, match="NOT within"):
         result = tune(model, batches(), slow, timeout=0.01)
     assert len(result.trials) == 1 and "0.01 seconds" in result.stopped
-
-
-def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    model, x = torch.nn.Sequential(torch.nn.Linear(8, 4)).eval(), torch.randn(2, 8)
-    with pytest.raises(fq.ConfigError, match=r"fxquant\[ray\]"):
-        fq.tune(model, [x], lambda net: 1.0, executor=fq.Ray(), engine="reference")

@@ -79,30 +79,3 @@ def test_what_is_written_before_it_meets_an_input_is_a_constant() -> None:
     model, x = Masked(item).eval(), torch.randn(4, 6, 8)
     quantized = fq.quantize(model, [x], engine="reference", method="symbolic")
     assert sqnr_db(model(x.flip(0)), quantized(x.flip(0))) > 25
-
-
-DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "rand": lambda y: y + torch.rand(8),
-    "permutation": lambda y: y[..., torch.randperm(8)],
-    "in place": lambda y: y + torch.empty(8).uniform_().mul(2),
-    "mask": lambda y: y * torch.bernoulli(torch.full((6, 8), 0.5)),
-    "like": lambda y: y + torch.randn_like(y),
-}
-
-
-@pytest.mark.parametrize("draw", DRAWS)
-def test_random_numbers_are_drawn_in_every_call(draw: str) -> None:
-    model, x = Net(lambda layer, y: layer(DRAWS[draw](y))).eval(), torch.randn(4, 6, 8)
-    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), (x,))
-    prepared(x)
-    quantized = fq.convert_fx(prepared, engine="reference")
-    assert not torch.equal(quantized(x), quantized(x))
-
-
-def test_random_numbers_that_nothing_uses_do_not_matter() -> None:
-    class Skips(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            drawn = torch.rand([])
-            return self.b(self.a(x)) if not self.training else self.b(x) * (drawn < 0.5)
-
-    fq.prepare_fx(Skips(item).eval(), fq.get_default_qconfig_mapping(), (torch.randn(4, 8),), method="symbolic")

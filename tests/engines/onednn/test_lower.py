@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
-from fxquant.engines.onednn import kernels
 from fxquant.engines.onednn.kernel_modules import ConvKernel, LinearKernel
 from fxquant.engines.onednn.lower import lower
-from fxquant.engines.onednn.support import TAILS, supports
-from fxquant.engines.onednn.transposed import TransposedKernel
-from fxquant.engines.onednn.weight_only_linear import WeightOnlyLinear
+from fxquant.engines.onednn.support import supports
 from fxquant.graph.lowering import unlower
 from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
@@ -48,10 +44,6 @@ def both(model: nn.Module, *args: Any, mapping: Any = None, **kwargs: Any) -> tu
         engine="reference",
     )
     return reference, on_kernels(reference)
-
-
-def assert_one_step(reference: Tensor, actual: Tensor, step: float) -> None:
-    assert (reference - actual).abs().max() <= step * 1.01
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -137,12 +129,6 @@ def test_activations(kind: str, act: str) -> None:
     x = torch.randn(2, 8, 8, 8)
     reference, lowered = both(Activation(make(), ACTIVATIONS[act], make()), x)
     assert sqnr_db(reference(x), lowered(x)) > 45
-
-
-def test_every_tail_is_tried_before_it_is_used() -> None:
-    for kind in ("conv2d", "linear"):
-        assert supports(kind, "relu", False)
-        assert {tail for tail in TAILS if supports(kind, tail, False)}
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 3, 8], ids=str)
@@ -234,59 +220,6 @@ def test_load_state_dict_reaches_the_kernels() -> None:
     assert torch.equal(first(x), second(x))
 
 
-@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
-def test_dynamic_kernels(symmetric: bool) -> None:
-    qconfig = fq.QConfig(
-        activation=fq.Spec(dynamic=True, signed=symmetric, symmetric=symmetric, observer="minmax"),
-        weight=fq.default_qconfig.weight,
-    )
-    model, x = (
-        nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 8)).eval(),
-        torch.randn(2, 4, 8, 8),
-    )
-    mapping = fq.QConfigMapping().set_global(qconfig)
-    reference = fq.quantize(model, mode="dynamic", qconfig_mapping=mapping, example_inputs=(x,), engine="reference")
-    lowered = on_kernels(reference)
-    assert sum(isinstance(module, (ConvKernel, LinearKernel)) for module in lowered.modules()) == 2
-    for scale in (0.01, 1.0, 100.0):
-        assert sqnr_db(reference(x * scale), lowered(x * scale)) > 45
-
-
-def test_one_dynamic_quantization_for_all_readers() -> None:
-    class Heads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.a(x) * self.b(x)
-
-    quantized = fq.quantize(Heads().eval(), mode="dynamic", example_inputs=(torch.randn(2, 8),))
-    assert sum("quantize_dynamic" in str(node.target) for node in quantized.graph.nodes) == 1
-
-
-@pytest.mark.parametrize("bits", [8, 4], ids="int{}".format)
-@pytest.mark.parametrize("rows", [1, 16, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_weight_only_kernels(bits: int, rows: int, dtype: torch.dtype) -> None:
-    qconfig = fq.weight_only_qconfig if bits == 8 else fq.int4_weight_only_qconfig
-    model, x = nn.Sequential(nn.Linear(128, 64)).eval().to(dtype), torch.randn(rows, 128, dtype=dtype)
-    mapping = fq.QConfigMapping().set_global(qconfig)
-    reference = fq.quantize(model, mode="weight_only", qconfig_mapping=mapping, example_inputs=(x,), engine="reference")
-    lowered = on_kernels(reference)
-    assert any(isinstance(module, WeightOnlyLinear) for module in lowered.modules())
-    assert sqnr_db(reference(x), lowered(x)) > 40  # few rows are computed in bfloat16
-    assert torch.equal(pickle.loads(pickle.dumps(lowered))(x), lowered(x))
-
-
-@pytest.mark.parametrize("width", [10, 24, 33, 96], ids=str)
-@pytest.mark.parametrize("rows", [1, 3, 16])
-def test_weight_only_kernels_of_odd_sizes(rows: int, width: int) -> None:
-    model, x = nn.Sequential(nn.Linear(24, width), nn.Linear(width, 10)).eval(), torch.randn(rows, 24)
-    quantized = fq.quantize(model, mode="weight_only", example_inputs=(x,))
-    assert sqnr_db(model(x), quantized(x)) > 30
-
-
 @torch.no_grad()
 def test_transposed_weights_and_sums_that_stay_float() -> None:
     """Kernels read integers in order; an int8 sum needs an int8 output."""
@@ -307,73 +240,6 @@ def test_transposed_weights_and_sums_that_stay_float() -> None:
     prepared(x)
     reference = fq.convert_fx(prepared, engine="reference")(x)
     assert sqnr_db(reference, fq.convert_fx(prepared)(x)) > 30
-
-
-@pytest.mark.parametrize("groups", [1, 2], ids="groups{}".format)
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "extra"),
-    [(1, 1, 0, 0), (3, 1, 1, 0), (2, 2, 0, 0), (4, 2, 1, 0), (3, 2, 1, 1), (2, 3, 0, 0), (5, 3, 2, 1)],
-)
-@pytest.mark.parametrize("dims", [1, 2], ids="{}d".format)
-def test_transposed_convolutions(dims: int, kernel: int, stride: int, padding: int, extra: int, groups: int) -> None:
-    conv = (nn.ConvTranspose1d, nn.ConvTranspose2d)[dims - 1]
-    model = nn.Sequential(conv(8, 12, kernel, stride, padding, extra, groups=groups), nn.ReLU(), nn.Flatten())
-    x = torch.randn(2, 8, *(6, 5)[:dims]) + 0.7
-    reference, lowered = both(model, x)
-    assert any(isinstance(module, TransposedKernel) for module in lowered.modules())
-    torch.testing.assert_close(lowered(x), reference(x), rtol=1e-4, atol=1e-4)
-    more = torch.cat([x, x + 1])
-    torch.testing.assert_close(lowered(more), reference(more), rtol=1e-4, atol=1e-4)
-
-
-def test_a_dilated_transposed_convolution_says_why_it_runs_in_float() -> None:
-    x = torch.randn(2, 8, 6, 6)
-    reference, lowered = both(nn.Sequential(nn.ConvTranspose2d(8, 8, 3, dilation=2)), x)
-    assert any("dilation" in row.reason for row in fq.explain(lowered))
-    torch.testing.assert_close(lowered(x), reference(x))
-
-
-@pytest.mark.parametrize("name", ["resnet", "encoder_block"])
-def test_torch_compile_takes_a_lowered_model(name: str) -> None:
-    entry = ZOO[name]
-    args, kwargs = entry.inputs(), entry.kwargs()
-    lowered = fq.quantize(entry.build(), [args or kwargs], example_inputs=args, example_kwargs=kwargs)
-    torch._dynamo.reset()
-    compiled = torch.compile(lowered, backend="aot_eager", fullgraph=True)
-    for left, right in zip(outputs(lowered, args, kwargs), outputs(compiled, args, kwargs), strict=True):
-        assert sqnr_db(left, right) > 35
-
-
-class Between(nn.Module):
-    """A function between two convolutions."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.first, self.last, self.function = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.function(self.first(x)))
-
-
-FUNCTIONS = {
-    "nearest": lambda x: F.interpolate(x, scale_factor=2),
-    "exact": lambda x: F.interpolate(x, size=(9, 7), mode="nearest-exact"),
-    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
-    "pad": lambda x: F.pad(x, (1, 2, 0, 1)),
-    "pad_value": lambda x: F.pad(x, (1, 1), value=0.3),
-    "reflect": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
-    "avg_pool": lambda x: F.avg_pool2d(x, 3, 2, 1),
-}
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_resizing_and_padding_between_kernels(name: str) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(2, 8, 6, 6) + 0.5
-    reference, lowered = both(Between(FUNCTIONS[name]), x)
-    assert sqnr_db(reference(x), lowered(x)) > (30 if name == "bilinear" else 45)  # means of two pixels are often ties
-    if name in ("nearest", "exact", "pad"):
-        assert not any(node.target is kernels.dequantize for node in lowered.graph.nodes), "it runs on integers"
 
 
 @pytest.mark.parametrize("granularity", ["per_tensor", "per_channel"])

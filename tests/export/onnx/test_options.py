@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,11 @@ from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
 
 onnx = pytest.importorskip("onnx")
+
+
 ort = pytest.importorskip("onnxruntime")
+
+
 pytest.importorskip("onnxscript")
 
 
@@ -73,18 +76,6 @@ def test_sizes_that_cannot_be_open_are_said(tmp_path: Path) -> None:
     assert not (tmp_path / "m.onnx").exists()
 
 
-def test_names_come_from_the_signature_and_metadata_is_kept(tmp_path: Path) -> None:
-    x = torch.randn(1, 3, 16, 16)
-    path = fq.export_onnx(quantize(Conv(), x), tmp_path / "m.onnx", x, metadata={"labels": "a,b"})
-    model = onnx.load(path)
-    assert [value.name for value in model.graph.input] == ["image"]
-    assert [value.name for value in model.graph.output] == ["boxes", "hidden"]
-    assert {each.key: each.value for each in model.metadata_props}["labels"] == "a,b"
-    assert model.producer_name == "fxquant"
-    with pytest.raises(fq.ConfigError, match="strings only"):
-        fq.export_onnx(quantize(Conv(), x), tmp_path / "n.onnx", x, metadata={"classes": 3})  # type: ignore[dict-item]
-
-
 @pytest.mark.parametrize("opset", [18, 19, 21, 23])
 def test_opsets(opset: int, tmp_path: Path) -> None:
     x = ZOO["plain"].inputs()[0]
@@ -103,53 +94,3 @@ def test_an_opset_without_what_the_model_needs_is_refused(tmp_path: Path) -> Non
         fq.export_onnx(model, tmp_path / "m.onnx", x, opset=20)
     with pytest.raises(fq.ConfigError, match="written as 21"):
         fq.export_onnx(model, tmp_path / "m.onnx", x, opset=12)
-
-
-class TwoParts(nn.Module):
-    """What lies between its parts depends on values, so each part is a graph of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-        self.second = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)
-        return self.second(hidden if float(hidden.sum()) > 0 else -hidden)
-
-
-def test_several_graphs_become_several_files_with_a_manifest(tmp_path: Path) -> None:
-    x = torch.randn(2, 8)
-    model = quantize(TwoParts(), x)
-    folder = fq.export_onnx(model, tmp_path / "parts", x)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    rows = {row["path"]: row for row in manifest["regions"]}
-    assert set(rows) == {"first", "second"}
-    hidden = model.first(x)
-    for path, given in (("first", x), ("second", hidden)):
-        (port,) = rows[path]["inputs"]
-        assert port["shape"] == [2, 8]
-        actual = run(folder / rows[path]["file"], **{port["name"]: given.detach()})[0]
-        assert sqnr_db(model.get_submodule(path)(given), actual) > 45
-    with pytest.raises(fq.FxQuantError):
-        fq.export_onnx(model, tmp_path / "m.onnx", x)
-
-
-@pytest.mark.parametrize("stage", ["prepared", "frozen", "trained"])
-def test_any_stage_is_converted_on_the_way(stage: str, tmp_path: Path) -> None:
-    x = ZOO["plain"].inputs()[0]
-    mapping = fq.get_default_qconfig_mapping("onnxruntime")
-    if stage == "trained":
-        model = fq.prepare_qat_fx(
-            ZOO["plain"].build().train(), fq.get_default_qat_qconfig_mapping("onnxruntime"), (x,), target="onnxruntime"
-        )
-        model(x).sum().backward()
-        model.eval()
-    else:
-        model = fq.prepare_fx(ZOO["plain"].build(), mapping, (x,), target="onnxruntime")
-        model(x)
-        model = fq.freeze(model) if stage == "frozen" else model
-    path = fq.export_onnx(model, tmp_path / "m.onnx", x)
-    expected = fq.convert_to_reference_fx(model)(x)
-    assert sqnr_db(expected, run(path, x=x)[0]) > 45
-    assert model(x).shape == expected.shape  # it goes on as it was

@@ -1,0 +1,62 @@
+"""Models of several graphs: a directory with a manifest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxquant as fq
+from fxquant.numerics.affine import sqnr_db
+
+onnx = pytest.importorskip("onnx")
+
+
+ort = pytest.importorskip("onnxruntime")
+
+
+pytest.importorskip("onnxscript")
+
+
+def run(path: Path, **feed: Tensor) -> list[Tensor]:
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return [torch.from_numpy(np.asarray(a)) for a in session.run(None, {k: v.numpy() for k, v in feed.items()})]
+
+
+def quantize(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    return fq.quantize(model.eval(), [args], example_inputs=args, engine="reference", **kwargs)
+
+
+class TwoParts(nn.Module):
+    """What lies between its parts depends on values, so each part is a graph of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+        self.second = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        return self.second(hidden if float(hidden.sum()) > 0 else -hidden)
+
+
+def test_several_graphs_become_several_files_with_a_manifest(tmp_path: Path) -> None:
+    x = torch.randn(2, 8)
+    model = quantize(TwoParts(), x)
+    folder = fq.export_onnx(model, tmp_path / "parts", x)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    rows = {row["path"]: row for row in manifest["regions"]}
+    assert set(rows) == {"first", "second"}
+    hidden = model.first(x)
+    for path, given in (("first", x), ("second", hidden)):
+        (port,) = rows[path]["inputs"]
+        assert port["shape"] == [2, 8]
+        actual = run(folder / rows[path]["file"], **{port["name"]: given.detach()})[0]
+        assert sqnr_db(model.get_submodule(path)(given), actual) > 45
+    with pytest.raises(fq.FxQuantError):
+        fq.export_onnx(model, tmp_path / "m.onnx", x)

@@ -1,0 +1,43 @@
+"""Targets as files: plain values and back, and what is wrong with one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fxquant as fq
+from fxquant.targets import TARGETS, by_name
+from fxquant.targets.file import from_plain, to_plain
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_goes_to_plain_values_and_back(name: str, tmp_path: Path) -> None:
+    target = by_name(name)
+    (tmp_path / "t.yaml").write_text(yaml.safe_dump(to_plain(target)))
+    assert fq.load_target(tmp_path / "t.yaml") == target
+    assert from_plain(json.loads(json.dumps(to_plain(target)))) == target
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("base: tensort", "Closest: 'tensorrt'"),
+        ("base: arm\nkindz: [conv2d]", "no field 'kindz'. Closest: 'kinds'"),
+        ("base: arm\nactivation: {bit: 8}", "no field 'bit'. Closest: 'bits'"),
+        ("base: arm\nkinds: [conv2e]", "not in the op table: conv2e"),
+        ("base: arm\nactivation: {signed: false}", "default activation has unsigned, not signed"),
+        ("base: arm\npositions: [{measure: cat, kinds: [conv2d], low: 0}]", "expected one of cut"),
+        ("base: arm\nkinds: conv2d", "Give a list of kinds"),
+        ("name: x", "missing"),
+        ("[1]", "Give a mapping"),
+        ("!!python/object/apply:os.getcwd []", "no YAML"),
+        ("base: " + "[" * 3000 + "]" * 3000, "nested too deep"),
+    ],
+)
+def test_a_bad_file_says_what_is_wrong(text: str, error: str, tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(text)
+    with pytest.raises(fq.ConfigError, match=error.replace("[", r"\[")):
+        fq.load_target(tmp_path / "t.yaml")
