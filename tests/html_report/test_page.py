@@ -10,26 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import fxquant as fq
 from browser import CHROMIUM, Browser
 from fxquant.engines.table import as_engine
 from fxquant.html_report.page import render
+from report_net import Net
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.body = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU())
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        return self.head((x + self.body(x)).mean((2, 3))).softmax(-1)
 
 
 @pytest.fixture(scope="module")
