@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from fxquant.algorithms.channel_groups import ChannelGroup, channel_groups
 from fxquant.algorithms.channel_ranges import Ranges, largest_of, ranges_of, watch_ranges
-from fxquant.algorithms.fill_grids import fill_grids
+from fxquant.algorithms.fit_powers import fit_powers
 from fxquant.algorithms.gates import FLAT, is_gate, open_gates, whole_factors
 from fxquant.algorithms.scale_group import absorb, columns_of, put, rows_of, scale_group
 from fxquant.algorithms.weighted_op import weighted_ops
@@ -73,7 +73,7 @@ class CrossLayerEqualization(Algorithm):
         powers = any(_is_pow2(node) for group in open_ for node in group.makers)
         if powers:
             look_again(region, {name for group in open_ for name in group.changed})
-            fill_grids(region, open_, factors)
+            fit_powers(region, open_, factors)
         changed: set[str] = set()
         for group in open_:
             total = factors[id(group)]

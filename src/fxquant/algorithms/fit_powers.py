@@ -33,7 +33,7 @@ _PLACES = 3  # positions that are tried, from that at which nothing is cut off
 _WORTH = 0.95  # of the noise: less of a gain is not worth it
 
 
-def fill_grids(region: Region, groups: Sequence[ChannelGroup], totals: dict[int, Tensor]) -> None:
+def fit_powers(region: Region, groups: Sequence[ChannelGroup], totals: dict[int, Tensor]) -> None:
     """Multiply groups once more, whose channels were multiplied with `totals` before, in place."""
     open_ = [group for group in groups if not any(map(math.isfinite, group.clips.values()))]
     seen = {id(group): _activations(region, group) for group in open_}

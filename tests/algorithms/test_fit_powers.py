@@ -14,7 +14,7 @@ from fxquant.numerics.fake_quant import FakeQuant
 
 DATA = [torch.randn(8, 3, 10, 10, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
 TEST = torch.randn(16, 3, 10, 10, generator=torch.Generator().manual_seed(9))
-FILL = "fxquant.algorithms.cross_layer_equalization.fill_grids"
+FILL = "fxquant.algorithms.cross_layer_equalization.fit_powers"
 
 
 def network(seed: int, act: type[nn.Module] = nn.ReLU) -> nn.Module:
