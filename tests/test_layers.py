@@ -1,14 +1,15 @@
 """Imports go one way: each layer names the layers it may import, and nothing else.
 
     ops <- config <- graph <- numerics <- {capture, passes <- algorithms} <- {archive, export <- engines} <- flows
-        <- tables <- assemble <- arguments <- quantize_fx <- {insight, tuning} <- precision <- api <- cli, demo
+        <- tables <- capture_with_config <- arguments <- quantize_fx <- {insight, tuning} <- precision <- api
+        <- cli, demo
 
 `compat` (torch.ao's names) stands on quantize_fx, too; `config_file` and `html_report` stand on api.
 `integers` (programs on whole numbers) stands on engines;
 `exports` (the calls that write files, from any stage) on that and quantize_fx.
 
-`modules` (stock modules in a form that quantizes) stands on capture. Engines and export know its parts, and assemble
-puts them in.
+`modules` (stock modules in a form that quantizes) stands on capture. Engines and export know its parts, and
+capture_with_config puts them in.
 
 `targets` and `templates` stand beside that line and import config only. `errors`, `files` and `progress` are open to
 all.
@@ -31,8 +32,8 @@ _TO_PASSES = _TO_NUMERICS | {"capture", "passes"}
 _TO_ENGINES = _TO_PASSES | {"algorithms", "targets", "templates", "modules", "archive", "export", "engines"}
 _TO_FLOWS = _TO_ENGINES | {"flows"}
 _TO_TABLES = _TO_FLOWS | {"tables"}
-_TO_ASSEMBLE = _TO_TABLES | {"assemble"}
-_TO_QUANTIZE = _TO_ASSEMBLE | {"arguments", "quantize_fx"}
+_TO_CAPTURED = _TO_TABLES | {"capture_with_config"}
+_TO_QUANTIZE = _TO_CAPTURED | {"arguments", "quantize_fx"}
 _TO_PRECISION = _TO_QUANTIZE | {"insight", "tuning", "precision"}
 _TO_API = _TO_PRECISION | {"api"}
 
@@ -57,9 +58,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "integers": _TO_ENGINES,
     "tables": _TO_FLOWS,
     "modules": _TO_NUMERICS | {"capture"},
-    "assemble": _TO_TABLES,
-    "arguments": _TO_ASSEMBLE,
-    "quantize_fx": _TO_ASSEMBLE | {"arguments"},
+    "capture_with_config": _TO_TABLES,
+    "arguments": _TO_CAPTURED,
+    "quantize_fx": _TO_CAPTURED | {"arguments"},
     "exports": _TO_QUANTIZE | {"integers"},
     "insight": _TO_QUANTIZE,
     "tuning": _TO_QUANTIZE,

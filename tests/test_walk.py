@@ -17,7 +17,7 @@ PACKAGE = str(Path(fq.__file__).parent) + "/"
 STAGES = (
     "api.quantize",
     "quantize_fx.prepare_fx",
-    "assemble.assemble",
+    "capture_with_config.capture_with_config",
     "capture.capture.capture",
     "flows.decide.watch_for",
     "flows.calibrate.calibrate",

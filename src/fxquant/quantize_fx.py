@@ -1,7 +1,7 @@
 """The FX flow: fuse, prepare, calibrate, convert, with the names and arguments that FX users know.
 
 fuse_fx      capture, FUSE
-prepare_fx   assemble (capture), PREPARE, watch for each target
+prepare_fx   capture_with_config (capture), PREPARE, watch for each target
 freeze       decide, FREEZE
 convert_fx   decide, CONVERT, CONNECT, the engine
 
@@ -34,12 +34,12 @@ from fxquant.arguments import (
     read_target,
     refuse_prepared,
 )
-from fxquant.assemble import assemble, open_regions
 from fxquant.capture import Method, Sizes, capture
 from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.canonical.bake import pruned
 from fxquant.capture.guards import guard_rank
 from fxquant.capture.untouched.snapshot import left_as_it_was
+from fxquant.capture_with_config import capture_with_config, open_regions
 from fxquant.config.custom_config import (
     ConvertCustomConfig,
     FuseCustomConfig,
@@ -253,7 +253,9 @@ def _prepare(
 ) -> nn.Module:
     check_concrete(model, concrete, args, kwargs)
     with left_as_it_was(model):
-        prepared, contexts = assemble(model, args, kwargs, context, method=method, sizes=sizes, concrete=concrete)
+        prepared, contexts = capture_with_config(
+            model, args, kwargs, context, method=method, sizes=sizes, concrete=concrete
+        )
     warn_of_traced_hooks(model, prepared)
     check_boundaries(prepared, contexts)
     found = open_regions(prepared, contexts)

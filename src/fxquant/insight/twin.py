@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx, nn
 
-from fxquant.assemble import assemble
+from fxquant.capture_with_config import capture_with_config
 from fxquant.config.rules import Rules
 from fxquant.flows.calibrate import as_example
 from fxquant.flows.pipelines import FUSE
@@ -48,7 +48,7 @@ def capture_float(model: nn.Module, batch: object, tree: Tree, concrete: Mapping
     fixed = {**dict(tree.concrete), **concrete}
     rules = Rules(get_default_qconfig_mapping(), functools.partial(same_op, OPS))
     kwargs = {name: value for name, value in (kwargs or {}).items() if name not in fixed}
-    found, _ = assemble(model, args, kwargs, Context(rules=rules), method="auto", concrete=fixed)
+    found, _ = capture_with_config(model, args, kwargs, Context(rules=rules), method="auto", concrete=fixed)
     if isinstance(found, Region):
         set_origin(found, replace(origin_of(found), num_inputs=len(args)))
     else:

@@ -143,7 +143,7 @@ def test_also_when_preparing_fails(method: str, monkeypatch: pytest.MonkeyPatch)
     def fail(*_: Any) -> None:
         raise RuntimeError("injected")
 
-    monkeypatch.setattr("fxquant.assemble.place_regions", fail)
+    monkeypatch.setattr("fxquant.capture_with_config.place_regions", fail)
     with pytest.raises((RuntimeError, fq.CaptureError)):
         fq.prepare_fx(model, MAPPING, (x,), method=method)
     assert state_of(model) == before

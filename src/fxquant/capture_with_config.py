@@ -37,7 +37,7 @@ from fxquant.modules.substitute import FORMS, substitute
 from fxquant.passes.custom_modules import observe_custom, quant_type_of
 
 
-def assemble(
+def capture_with_config(
     model: nn.Module,
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
@@ -53,7 +53,7 @@ def assemble(
     modules.
     """
     whole = dataclasses.replace(context, model=model)
-    job = _Assembly(model=model, context=whole, method=method, sizes=sizes, concrete=dict(concrete or {}))
+    job = _Capture(model=model, context=whole, method=method, sizes=sizes, concrete=dict(concrete or {}))
     captured = job.run(args, dict(kwargs))
     place_regions(captured)
     return captured, (whole, *job.inner)
@@ -70,7 +70,7 @@ def open_regions(model: nn.Module, contexts: Iterable[Context]) -> dict[int, Con
 
 
 @dataclass(kw_only=True, slots=True)
-class _Assembly:
+class _Capture:
     """The capture of `model`, the part that `context` is about. `outer` is what is around it."""
 
     model: nn.Module
@@ -213,7 +213,7 @@ class _Assembly:
             self.context, path=here, model=self.model.get_submodule(path), rules=rules, custom=custom, own_rules=own
         )
         around = self._around(tree, path)
-        job = _Assembly(model=module, context=context, method=self.method, sizes=self.sizes, outer=around)
+        job = _Capture(model=module, context=context, method=self.method, sizes=self.sizes, outer=around)
         captured = job.run(call.args, call.kwargs)
         self.inner += [context, *job.inner]
         return captured
