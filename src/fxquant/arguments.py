@@ -142,7 +142,7 @@ def check_rules(context: Context) -> None:
     message = "\n".join(problems) + "\nRun fxquant.explain(prepared) or model.named_modules() to list the paths."
     if context.strict:
         raise ConfigError(message + " strict=False makes this a warning.")
-    warnings.warn(message, stacklevel=3)
+    warnings.warn(message, stacklevel=5)
 
 
 def is_calibrated(model: nn.Module, caller: str) -> bool:

@@ -158,7 +158,7 @@ class _Capture:
     def _complain(self, message: str) -> None:
         if self.context.strict:
             raise ConfigError(f"{message} strict=False makes this a warning.")
-        warnings.warn(message, stacklevel=5)
+        warnings.warn(message, stacklevel=8)
 
     def _shut(self, tree: nn.Module) -> None:
         classes = tuple(self.custom.non_traceable_module_classes)

@@ -44,7 +44,7 @@ def warn_of_traced_hooks(model: nn.Module, captured: nn.Module) -> None:
             f"hooks of {', '.join(map(repr, dict.fromkeys(found)))} were traced: what they return is part of the "
             "graph, but they are not called any more, so what they record is not seen. Hooks of single ops, and of "
             "modules that the custom config names as non-traceable, are called.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
