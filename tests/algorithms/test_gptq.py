@@ -150,3 +150,12 @@ def test_weights_make_up_for_a_bias_of_few_bits(monkeypatch: pytest.MonkeyPatch)
     made_up = error()
     monkeypatch.setattr("fxquant.algorithms.round_by._fix_bias_grid", lambda op, bias: None)
     assert made_up > error() + 3.0
+
+
+def test_inputs_that_hardly_vary_beside_their_mean() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 8), nn.Linear(8, 4)).eval()
+    data = [torch.full((6, 24), 1000.0) + 1e-4 * torch.randn(6, 24) for _ in range(3)]
+    quantized = fq.quantize(model, data, algorithms=(GPTQ(most_bits=8),), engine="reference")
+    with torch.no_grad():
+        assert sqnr_db(model(data[0]), quantized(data[0])) > 30

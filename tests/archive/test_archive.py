@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
@@ -63,6 +64,24 @@ def saved(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3)).eval()
     return fq.save(fq.quantize(model, [torch.randn(1, 3, 8, 8)]), tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("bools", [True, False])
+def test_attention_with_a_mask(bools: bool, tmp_path: Path) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            y = self.first(x)
+            return self.last(F.scaled_dot_product_attention(y, y, y, attn_mask=mask[:, None, :]))
+
+    x = torch.randn(2, 5, 8)
+    mask = torch.arange(5).expand(2, 5) < 4 if bools else torch.zeros(2, 5)
+    quantized = fq.quantize(Masked().eval(), [(x, mask)])
+    with torch.no_grad():
+        assert torch.equal(fq.load(fq.save(quantized, tmp_path / "net.fq"))(x, mask), quantized(x, mask))
 
 
 def test_the_file_is_small(saved: Path, tmp_path: Path) -> None:
@@ -269,7 +288,9 @@ def test_the_same_model_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
 
 def test_files_know_of_no_engine(tmp_path: Path) -> None:
     x = torch.randn(4, 3, 16, 16)
-    prepared = fq.calibrate(fq.prepare_fx(ZOO["resnet"].build().eval(), fq.get_default_qconfig_mapping(), (x,)), [x])
+    mapping = fq.get_default_qconfig_mapping()
+    prepared = fq.prepare_fx(ZOO["resnet"].build().eval(), mapping, (x,), target="x86-vnni")
+    fq.calibrate(prepared, [x])
     files = {
         fq.save(fq.convert_fx(prepared, engine=engine), tmp_path / "m.fq").read_bytes() for engine in (None, "onednn")
     }

@@ -21,7 +21,7 @@ from fxquant.algorithms.narrow import NARROWER, may_narrow, whole_shares
 from fxquant.algorithms.round_by import Chosen, cost, round_by, spread
 from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
 from fxquant.config.spec import Spec
-from fxquant.errors import ConfigError
+from fxquant.errors import CalibrationError, ConfigError
 from fxquant.graph.algorithm import Algorithm, Watched
 from fxquant.graph.context import Context
 from fxquant.graph.region import Region
@@ -29,6 +29,7 @@ from fxquant.numerics.affine import dequantize
 
 _BLOCK = 64  # columns after which the rest is brought up to date
 _AT_ONCE = 1 << 24  # elements of all tries at one time
+_MOST_TIMES = 40  # that ten times as much is added to a diagonal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,10 +141,23 @@ def _factor(hessian: Tensor, damping: float) -> tuple[Tensor, Tensor]:
     order = torch.argsort(diagonal, dim=1, descending=True, stable=True)
     sorted_ = hessian.gather(1, order.unsqueeze(2).expand(-1, -1, size))
     sorted_ = sorted_.gather(2, order.unsqueeze(1).expand(-1, size, -1))
-    added = torch.where(mean > 0, damping * mean, 1.0)
-    sorted_ = sorted_ + added.view(-1, 1, 1) * torch.eye(size, dtype=hessian.dtype, device=hessian.device)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(sorted_))
-    return order, torch.linalg.cholesky(inverse, upper=True).float()
+    lower = _cholesky(sorted_.flip(1, 2), torch.where(mean > 0, damping * mean, 1.0))
+    one = torch.eye(size, dtype=hessian.dtype, device=hessian.device).expand_as(lower)
+    return order, torch.linalg.solve_triangular(lower.flip(1, 2), one, upper=True).float()
+
+
+def _cholesky(matrix: Tensor, added: Tensor) -> Tensor:
+    """The lower factor of matrices, with `added` on their diagonals, or as much more as it takes.
+
+    Of inputs that hardly vary beside their mean, rounding leaves a covariance that is not positive.
+    """
+    one = torch.eye(matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
+    for _ in range(_MOST_TIMES):
+        lower, failed = torch.linalg.cholesky_ex(matrix + added.view(-1, 1, 1) * one)
+        if not failed.any():
+            return lower
+        added = torch.where(failed > 0, 10 * added, added)
+    raise CalibrationError("GPTQ got inputs that are not finite. Look for NaN in the calibration data.")
 
 
 def _round_columns(rows: Tensor, steps: Tensor, zeros: Tensor, order: Tensor, factor: Tensor, spec: Spec) -> Tensor:

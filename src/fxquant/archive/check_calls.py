@@ -112,6 +112,7 @@ def _check_geometry(params: tuple[str, ...], args: tuple[object, ...], kwargs: M
 def _check_dtypes(params: tuple[str, ...], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Torch asks for one dtype when it computes; kernels of integers cast the bias."""
     given = {**dict(zip(params, args, strict=False)), **kwargs}
+    given.pop("attn_mask", None)  # bools hide, floats are added
     dtypes = {str(value.dtype) for value in given.values() if isinstance(value, Tensor)}
     if len(dtypes) > 1:
         raise ArchiveError(f"it multiplies and adds tensors of {' and '.join(sorted(dtypes))}.")
