@@ -153,6 +153,7 @@ def _cholesky(matrix: Tensor, added: Tensor) -> Tensor:
     """
     one = torch.eye(matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
     for _ in range(_MOST_TIMES):
+        lower: Tensor
         lower, failed = torch.linalg.cholesky_ex(matrix + added.view(-1, 1, 1) * one)
         if not failed.any():
             return lower

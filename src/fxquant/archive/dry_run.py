@@ -34,7 +34,7 @@ from fxquant.archive.stock_fields import stock_classes
 from fxquant.capture import guards
 from fxquant.capture.symbolic.trace import run_forward
 from fxquant.errors import ArchiveError, InputError
-from fxquant.graph.nodes import TensorInfo
+from fxquant.graph.nodes import NOT_HELD, TensorInfo, held_value
 from fxquant.graph.op_mode import Op, OpMode
 from fxquant.graph.paths import find_module, get_attr
 from fxquant.graph.region import Region, origin_of, regions
@@ -158,9 +158,9 @@ class _Run:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _input(self, node: fx.Node) -> object:
-        for user in node.users:
-            if user.target is guards.check_fixed:
-                return user.args[2]
+        held = held_value(node)
+        if held is not NOT_HELD:
+            return held
         recorded = self._recorded(node)
         if recorded is UNKNOWN and node.args:
             return node.args[0]

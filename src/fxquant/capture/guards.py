@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fxquant.capture.conditions import Condition, holds, show
 from fxquant.errors import InputError
+from fxquant.graph.nodes import holds_argument
 
 _ANY_SIZE = (
     "Capture the model again with example inputs like these, or with sizes='any', which leaves the code that looks at "
@@ -25,6 +26,7 @@ _ANY_SIZE = (
 )
 
 
+@holds_argument
 @has_side_effect
 def check_fixed(value: object, name: str, fixed: object) -> None:
     """Raise unless an argument has the value it had in the capture."""

@@ -8,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
-from fxquant.capture.guards import check_fixed, pack, take_item, unpack
+from fxquant.capture.guards import pack, take_item, unpack
 from fxquant.errors import ConfigError
-from fxquant.graph.nodes import TensorInfo
+from fxquant.graph.nodes import NOT_HELD, TensorInfo, held_value
 from fxquant.graph.paths import get_attr
 from fxquant.graph.region import Region, origin_of
 from fxquant.graph.torch_compat import decomposed
@@ -49,9 +49,10 @@ def _argument(placeholder: fx.Node, random: torch.Generator, model: Region) -> o
     }
     if taken and _UNKNOWN not in taken.values():  # of a dict or a list, what the graph reads
         return [taken[key] for key in sorted(taken)] if all(isinstance(key, int) for key in taken) else taken
+    held = held_value(placeholder)
+    if held is not NOT_HELD:
+        return held
     for user in placeholder.users:
-        if user.target is check_fixed:
-            return user.args[2]
         if user.target is unpack and isinstance(drawn, tuple):
             return _UNKNOWN if _UNKNOWN in drawn else pack(list(drawn), str(user.args[2]))
     return drawn

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -76,6 +76,22 @@ def tensor_info(node: fx.Node) -> TensorInfo | None:
     """What is known of the tensor that a node returns; None for anything but a single tensor."""
     info = node.meta.get("tensor")
     return info if isinstance(info, TensorInfo) else None
+
+
+NOT_HELD = object()
+_Check = TypeVar("_Check", bound=Callable[..., None])
+_checks: set[object] = set()
+
+
+def holds_argument(check: _Check) -> _Check:
+    """Make known a check `(argument, name, value)` of graphs that hold for one value of an argument."""
+    _checks.add(check)
+    return check
+
+
+def held_value(placeholder: fx.Node) -> object:
+    """The one value that an argument may have, or NOT_HELD."""
+    return next((user.args[2] for user in placeholder.users if user.target in _checks), NOT_HELD)
 
 
 class PlainInterpreter(fx.Interpreter):

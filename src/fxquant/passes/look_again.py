@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from fxquant.graph.algorithm import Watched
-from fxquant.graph.nodes import PlainInterpreter, tensor_info
+from fxquant.graph.nodes import NOT_HELD, PlainInterpreter, held_value, tensor_info
 from fxquant.graph.region import Region, plan_of
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.sample import Inputs, Sample
@@ -90,4 +90,7 @@ def _tensor_inputs(region: Region) -> tuple[str, ...]:
 
 
 def _default(node: fx.Node) -> object:
+    held = held_value(node)
+    if held is not NOT_HELD:
+        return held
     return node.args[0] if node.args else _MISSING
