@@ -61,7 +61,7 @@ def _relu_behind(node: fx.Node, region: Region, context: Context) -> fx.Node | N
     if op is None or not op.folds_norm or node.op != "call_module" or user is None:
         return None
     behind = context.ops.of_node(user, region)
-    if behind is None or behind.kind != "relu":
+    if behind is None or nn.ReLU not in behind.modules:
         return None
     hooked = user.op == "call_module" and has_forward_hooks(region.get_submodule(str(user.target)))
     return None if hooked else user
