@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
+from exact_session import exact_session
 from fxquant.engines.native.apply import has_native
 from fxquant.graph import torch_compat
 from fxquant.graph.grid import QParams
@@ -124,9 +125,9 @@ def test_calibration_is_where_training_starts_from() -> None:
 
 
 def test_an_exported_file_has_one_scale_for_the_tensor(tmp_path: Path) -> None:
-    ort = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxruntime")
     quantized = fq.convert_fx(prepare(net()), engine="reference")
     fq.export_onnx(quantized, tmp_path / "model.onnx", (data(),))
-    session = ort.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = exact_session(tmp_path / "model.onnx")
     (y,) = session.run(None, {session.get_inputs()[0].name: data().numpy()})
     assert sqnr_db(quantized(data()), torch.from_numpy(y)) > 45
