@@ -133,7 +133,7 @@ def quantize(
 def _example(
     model: nn.Module, data: Iterable[object] | None, inputs: object, kwargs: Mapping[str, object] | None
 ) -> tuple[_Example, Iterable[object] | None]:
-    """The example inputs as they are given, or the first batch of the data; and the data, with that batch."""
+    """Return the example inputs as they are given, or the first batch of the data; and the data, with that batch."""
     if inputs is not None or kwargs is not None:
         return (inputs if inputs is not None else (), kwargs), data
     if data is None:

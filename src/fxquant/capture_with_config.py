@@ -172,7 +172,7 @@ class _Capture:
         return module not in self.shut
 
     def _is_wanted(self, module: nn.Module) -> bool:
-        """Whether a call of this module has to be known."""
+        """Tell whether a call of this module has to be known."""
         if isinstance(module, Region):
             return stage_of(module) in (Stage.CAPTURED, Stage.FUSED)
         return type(module) in FORMS or type(module) in self.custom.standalone_module_classes or module in self.named
@@ -237,7 +237,7 @@ class _Capture:
             self.leaves.append(type(observed))
 
     def _stock_forms(self, tree: nn.Module, seen: Mapping[nn.Module, Seen]) -> Iterator[nn.Module]:
-        """The outermost stock modules that have a quantizable form, are called, and are to be quantized."""
+        """Yield the outermost stock modules that have a quantizable form, are called, and are to be quantized."""
         covered: set[nn.Module] = set()
         for path, module in tree.named_modules():
             if type(module) not in FORMS or module in covered or module not in seen or not self._is_open(module):
@@ -249,7 +249,7 @@ class _Capture:
             yield module
 
     def _asks(self, tree: nn.Module, path: str, module: nn.Module) -> bool:
-        """Whether a rule asks for quantization of a module or of something in it."""
+        """Tell whether a rule asks for quantization of a module or of something in it."""
         sites = [self._site(tree, path, type(module)), self._site(tree, join_path(path, "linear"), nn.Linear)]
         sites += [self._site(tree, join_path(path, at), type(part)) for at, part in module.named_modules() if at]
         choices = [self.rules.choose(site).qconfig for site in sites]

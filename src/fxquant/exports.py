@@ -22,7 +22,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def converted(model: nn.Module) -> nn.Module:
-    """The model itself where it is converted, or is none of ours; else its conversion to the reference."""
+    """Return the model itself where it is converted, or is none of ours; else its conversion to the reference."""
     stages = {stage_of(region) for _, region in regions(model)} if isinstance(model, nn.Module) else set()
     return convert_to_reference_fx(model) if Stage.PREPARED in stages else model
 

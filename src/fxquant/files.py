@@ -57,7 +57,7 @@ def _part_of(target: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _stem(target: Path) -> str:
-    """The beginning of a name, so that what is added fits into the 255 bytes that names have."""
+    """Return the beginning of a name, so that what is added fits into the 255 bytes that names have."""
     return os.fsencode(target.name)[:100].decode(errors="ignore")
 
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def following(data: Iterable[T], what: str, *, wanted: bool, most: int | None = None) -> Iterator[T]:
-    """The first `most` batches of data, with a bar and the time that is left while they are used."""
+    """Yield the first `most` batches of data, with a bar and the time that is left while they are used."""
     total = len(data) if isinstance(data, Sized) else None
     if most is not None:
         total = most if total is None else min(total, most)

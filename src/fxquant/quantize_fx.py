@@ -278,7 +278,7 @@ def _prepare(
 
 
 def freeze(model: nn.Module) -> nn.Module:
-    """The model as it will be deployed, still in float: batch norms folded, dropout gone, every scale fixed.
+    """Return the model as it will be deployed, still in float: batch norms folded, dropout gone, every scale fixed.
 
     It computes what the converted graph computes; an engine may round a value to the next step. `convert_fx` takes it
     on. The input is not changed.
@@ -343,7 +343,7 @@ def convert_fx(
 
 
 def convert_on_engines(prepared: nn.Module, custom: ConvertCustomConfig) -> dict[str, nn.Module]:
-    """A calibrated model on each engine that is there and takes it, in the form that the engine asks for."""
+    """Return a calibrated model on each engine that is there and takes it, in the form that the engine asks for."""
     groups: dict[str | None, list[Engine]] = {}
     for engine in available_engines():
         groups.setdefault(engine.target().name if leaves_target_open(prepared) else None, []).append(engine)
@@ -354,7 +354,7 @@ def convert_on_engines(prepared: nn.Module, custom: ConvertCustomConfig) -> dict
 
 
 def _convert(prepared: nn.Module, custom: ConvertCustomConfig, engine: Engine) -> nn.Module:
-    """The QDQ form, decided for an engine where that is open. Without calibration it waits for its state_dict.
+    """Return the QDQ form, decided for an engine where that is open. Without calibration it waits for its state_dict.
 
     Its tensors are plain ones, also where this is called in inference mode: inference tensors count no writes.
     """

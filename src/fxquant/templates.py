@@ -56,7 +56,7 @@ class Template:
         return made
 
     def at(self, site: Site) -> QConfig | None:
-        """The qconfig at a place, or None for the next rule to answer."""
+        """Return the qconfig at a place, or None for the next rule to answer."""
         if self.target is None:
             raise ConfigError(
                 f"template {self.name!r} has no target. Give it to prepare_fx, prepare_qat_fx or quantize."
@@ -106,7 +106,7 @@ def int16(table: Iterable[object], *, top_k: int | None = None, ratio: float | N
 
 
 def most_sensitive(table: Iterable[object], *, top_k: int | None, ratio: float | None) -> frozenset[str]:
-    """The paths of the ops at the top of a table of sensitivity."""
+    """Return the paths of the ops at the top of a table of sensitivity."""
     if (top_k is None) == (ratio is None):
         raise ConfigError("sensitive ops: give top_k (how many) or ratio (which share of the table), one of the two.")
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0):
@@ -118,7 +118,7 @@ def most_sensitive(table: Iterable[object], *, top_k: int | None, ratio: float |
 
 
 def _ops_of(row: object) -> tuple[str, ...]:
-    """The ops of a row: those that read an activation, or the first item."""
+    """Return the ops of a row: those that read an activation, or the first item."""
     if hasattr(row, "ops"):
         return tuple(row.ops)
     if isinstance(row, Sequence) and not isinstance(row, str) and row and isinstance(row[0], str):

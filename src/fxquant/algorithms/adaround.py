@@ -75,7 +75,7 @@ class AdaRound(Algorithm):
 
 
 def learn_rounding(weight: Tensor, second: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec, steps: int) -> Tensor:
-    """The integers that gradient descent on V ends with."""
+    """Return the integers that gradient descent on V ends with."""
     step, zero = (spread(each, weight, spec) for each in (scale, zero_point))
     soft = SoftRounding(weight, step, zero, spec)
     optimizer = torch.optim.Adam([soft.v], lr=_RATE)

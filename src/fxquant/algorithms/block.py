@@ -88,13 +88,13 @@ class Block:
         return [{"params": params, "lr": rate, "cools": cools} for rate, cools, params in groups if params]
 
     def undecided(self, sharpness: float) -> Tensor:
-        """The share of weights, softly, that are neither up nor down."""
+        """Return the share of weights, softly, that are neither up nor down."""
         total = sum(soft.v.numel() for soft in self.rounding.values())
         parts = [soft.undecided(soft.h(), sharpness) * soft.v.numel() for soft in self.rounding.values()]
         return torch.stack([part.cpu() for part in parts]).sum() / total
 
     def soft(self, drop: Drop) -> Runner:
-        """The segment as it is learned."""
+        """Return the segment as it is learned."""
 
         def quantize(quantizer: FakeQuant, x: Tensor) -> Tensor:
             learned = self.factor.get(quantizer.name)
@@ -104,7 +104,7 @@ class Block:
         return Runner(self.region, quantize, self._tensors({path: soft.h() for path, soft in self.rounding.items()}))
 
     def hard(self) -> Runner:
-        """The segment as it is stored."""
+        """Return the segment as it is stored."""
         return Runner(self.region, self.grids.quantize, self._tensors(self.chosen))
 
     def _tensors(self, h: dict[str, Tensor]) -> Tensors:

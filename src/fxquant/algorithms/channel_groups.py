@@ -41,7 +41,7 @@ class ChannelGroup:
     refused: str = ""
 
     def starts_in(self, taker: fx.Node) -> list[int]:
-        """Where the channels of the group begin among those that a weight takes."""
+        """Tell where the channels of the group begin among those that a weight takes."""
         return self.starts.get(taker, [0])
 
     @property
@@ -164,7 +164,7 @@ def _parts(
     groups: dict[fx.Node, ChannelGroup],
     joined: dict[fx.Node, list[tuple[fx.Node, int]]],
 ) -> list[tuple[fx.Node, int]]:
-    """The tensors of groups that a node puts one after the other along their channels, and where each begins."""
+    """Return the tensors of groups that a node puts one after the other along their channels, and where each begins."""
     info, dim = tensor_info(node), argument(node, op, 1)
     shapes: list[tuple[int, ...]] = [getattr(tensor_info(operand), "shape", ()) for operand in operands]
     if info is None or not isinstance(dim, int) or any(len(shape) != len(info.shape) for shape in shapes):
@@ -213,7 +213,7 @@ def _passed(
 
 
 def _clip(region: Region, node: fx.Node, op: Op) -> float | None:
-    """The upper bound of a clip at zero below, infinite for none; None for any other."""
+    """Return the upper bound of a clip at zero below, infinite for none; None for any other."""
     if not op.clips:
         return None
     probe = torch.tensor([-3.4e38, 3.4e38])

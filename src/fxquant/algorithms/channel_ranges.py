@@ -21,7 +21,7 @@ Ranges = dict[fx.Node, tuple[Tensor, Tensor]]
 
 
 def watch_ranges(region: Region, context: Context) -> list[Watched]:
-    """What calibration is to keep: the extremes of channels, and inputs to look again after they are scaled."""
+    """Return what calibration is to keep: the extremes of channels, and inputs to look again after they are scaled."""
     found = [Watched(site_of(region, node), statistic) for node, statistic in _extremes(region, context)]
     return [*found, *watch_inputs(region)] if found else []
 

@@ -132,7 +132,7 @@ def _whole(region: Region, group: ChannelGroup, total: Tensor) -> Tensor:
 
 
 def _factors(region: Region, group: ChannelGroup, ranges: Ranges, total: Tensor) -> Tensor:
-    """What the channels of a group, as they are now, are multiplied with next."""
+    """Return what the channels of a group, as they are now, are multiplied with next."""
     highs = torch.stack([ranges[node][1] for node in group.makers]).amax(0)
     clip = min(group.clips.values(), default=math.inf)
     channel = _beside_largest(largest_of(group, ranges) * total)

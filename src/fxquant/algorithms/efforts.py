@@ -46,7 +46,7 @@ EFFORTS: Mapping[str, tuple[Algorithm, ...]] = MappingProxyType({"fast": FAST, "
 
 
 def by_effort(effort: str) -> tuple[Algorithm, ...]:
-    """The algorithms of `quantize(effort=...)`, in their order."""
+    """Return the algorithms of `quantize(effort=...)`, in their order."""
     if effort not in EFFORTS:
         raise ConfigError(f"effort={effort!r} is unknown. Known: {', '.join(map(repr, EFFORTS))}.")
     return EFFORTS[effort]

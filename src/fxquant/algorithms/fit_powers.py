@@ -59,7 +59,7 @@ def _allowed(group: ChannelGroup, total: Tensor) -> tuple[float, ...]:
 
 
 def _activations(region: Region, group: ChannelGroup) -> dict[float, float]:
-    """The noise of the tensors of a group that are rounded, by factor."""
+    """Return the noise of the tensors of a group that are rounded, by factor."""
     path = plan_of(region).statistics_path
     kept = region.get_submodule(path) if path else None
     total: dict[float, float] = {}
@@ -97,7 +97,7 @@ def _of_histogram(observer: HistogramObserver, spec: Spec) -> dict[float, float]
 
 
 def _weights(region: Region, group: ChannelGroup, factor: float) -> float:
-    """The noise of all weights before and behind a group, if it is multiplied once more."""
+    """Return the noise of all weights before and behind a group, if it is multiplied once more."""
     every, total = torch.full((group.channels,), factor), 0.0
     for node in (*group.makers, *(taker for taker in group.takers if not is_gate(taker))):
         choice, weight = choice_of(node), region.get_submodule(str(node.target)).weight
@@ -109,7 +109,7 @@ def _weights(region: Region, group: ChannelGroup, factor: float) -> float:
 
 
 def _of_values(values: Tensor, spec: Spec) -> float:
-    """The noise of a weight with one scale; of one with several, that does not depend on a factor for all."""
+    """Return the noise of a weight with one scale; of one with several, that does not depend on a factor for all."""
     power, widest = float(values.square().sum()), float(values.abs().max())
     if spec.granularity != "per_tensor" or not power > 0.0:
         return 0.0

@@ -53,17 +53,17 @@ def open_gates(region: Region, context: Context) -> None:
 
 
 def is_gate(node: fx.Node) -> bool:
-    """Whether a node is the convolution in front of an opened gate."""
+    """Tell whether a node is the convolution in front of an opened gate."""
     return bool(node.meta.get(_KEY))
 
 
 def whole_factors(factors: Tensor) -> Tensor:
-    """The nearest factors that a gate takes back exactly."""
+    """Return the nearest factors that a gate takes back exactly."""
     return torch.maximum(factors, factors.max() / GATE_FACTORS[1.0]).log2().round().exp2()
 
 
 def _has_maker(region: Region, context: Context, node: fx.Node) -> bool:
-    """Whether a convolution with one scale makes what a gate is of, for the gate alone."""
+    """Tell whether a convolution with one scale makes what a gate is of, for the gate alone."""
     x = operand_of(node)
     op = context.ops.of_node(x, region)
     choice = choice_of(x)
@@ -76,7 +76,7 @@ def _has_maker(region: Region, context: Context, node: fx.Node) -> bool:
 
 
 def _opened(region: Region, node: fx.Node, kind: str) -> fx.Node:
-    """The product in the place of a node, which is left without users."""
+    """Return the product in the place of a node, which is left without users."""
     x, choice = operand_of(node), choice_of(operand_of(node))
     made = region.get_submodule(str(x.target))
     assert isinstance(made, nn.Conv2d) and choice is not None and choice.qconfig is not None
@@ -103,7 +103,7 @@ def _ones(made: nn.Conv2d) -> nn.Conv2d:
 
 
 def _flat(qconfig: QConfig) -> QConfig:
-    """The rule of a convolution in front of a sigmoid: its output ends where that does not change any more."""
+    """Return the rule of a convolution in front of a sigmoid: its output ends where that does not change any more."""
     spec = qconfig.output_spec
     if spec is None or spec.bits != 8 or not spec.symmetric or spec.observer in ("fixed", "custom"):
         return qconfig

@@ -95,7 +95,7 @@ def choose_integers(
 
 
 def _loss(weight: Tensor, made: Tensor, second: Tensor) -> float:
-    """What a weight loses at its output: in all, or of each group of channels beside its own size."""
+    """Return what a weight loses at its output: in all, or of each group of channels beside its own size."""
     lost = cost(weight - made, second)
     if len(second) == 1:
         return float(lost.sum())
@@ -147,7 +147,7 @@ def _factor(hessian: Tensor, damping: float) -> tuple[Tensor, Tensor]:
 
 
 def _cholesky(matrix: Tensor, added: Tensor) -> Tensor:
-    """The lower factor of matrices, with `added` on their diagonals, or as much more as it takes.
+    """Return the lower factor of matrices, with `added` on their diagonals, or as much more as it takes.
 
     Of inputs that hardly vary beside their mean, rounding leaves a covariance that is not positive.
     """
@@ -162,7 +162,7 @@ def _cholesky(matrix: Tensor, added: Tensor) -> Tensor:
 
 
 def _round_columns(rows: Tensor, steps: Tensor, zeros: Tensor, order: Tensor, factor: Tensor, spec: Spec) -> Tensor:
-    """The integers of rows (groups, rows, features), for each try of the steps."""
+    """Return the integers of rows (groups, rows, features), for each try of the steps."""
     placed = order.unsqueeze(1).expand(rows.shape)
     left = rows.gather(2, placed).expand(steps.shape).clone()
     steps, zeros = steps.gather(3, placed.expand(steps.shape)), zeros.gather(2, placed)

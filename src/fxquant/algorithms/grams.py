@@ -18,7 +18,7 @@ MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "c
 
 
 def patches_of(op: WeightedOp) -> Patches:
-    """The statistic of an op's input, as its weight sees it."""
+    """Return the statistic of an op's input, as its weight sees it."""
     module, outputs = op.module, int(op.weight.shape[0])
     if not isinstance(module, nn.modules.conv._ConvNd):
         return Patches(channels=op.channels, outputs=outputs, share=_SHARES[op.is_fine])
@@ -36,7 +36,7 @@ def patches_of(op: WeightedOp) -> Patches:
 
 
 def watch_grams(ops: Iterable[WeightedOp]) -> list[Watched]:
-    """What calibration is to keep for these ops."""
+    """Return what calibration is to keep for these ops."""
     return [Watched(op.tensor, patches_of(op)) for op in ops]
 
 

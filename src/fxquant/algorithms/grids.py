@@ -36,7 +36,7 @@ class Grids:
         self.changed.add(name)
 
     def inside(self, segment: Segment) -> list[FakeQuant]:
-        """The quantizers with a range that a segment alone calls, in the order of the graph."""
+        """Return the quantizers with a range that a segment alone calls, in the order of the graph."""
         own = Counter[str]()
         modules: dict[str, FakeQuant] = {}
         for node in segment.nodes:

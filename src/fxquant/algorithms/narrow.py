@@ -12,21 +12,21 @@ NARROWER = tuple(1 - 0.05 * step for step in range(10))  # shares of the range t
 
 
 def whole_shares(spec: Spec) -> tuple[float, ...]:
-    """The shares to try of the range of a weight with one scale, which a few large rows may have widened."""
+    """Return the shares to try of the range of a weight with one scale, which a few large rows may have widened."""
     if spec.granularity != "per_tensor" or spec.observer in ("fixed", "custom"):
         return (1.0,)
     return (1.0, 0.5, 0.25) if spec.scale == "pow2" else (1.0, 0.8, 0.65, 0.5)
 
 
 def may_narrow(spec: Spec) -> bool:
-    """Whether each row may have a range of its own, and it matters."""
+    """Tell whether each row may have a range of its own, and it matters."""
     by_row = spec.granularity == "per_group" or (spec.granularity == "per_channel" and spec.axis == 0)
     return by_row and spec.bits < 8 and spec.scale == "float" and spec.observer not in ("fixed", "custom")
 
 
 @torch.no_grad()
 def narrow(weight: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec) -> Tensor:
-    """The scale with which each row loses least by rounding to the nearest."""
+    """Return the scale with which each row loses least by rounding to the nearest."""
     if not may_narrow(spec):
         return scale
     losses = torch.stack(

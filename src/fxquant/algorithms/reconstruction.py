@@ -122,7 +122,7 @@ def _draw(x: Tensor, dice: torch.Generator) -> Tensor:
 
 
 def _mixed(made: Values, true: Values, share: float, dice: torch.Generator) -> Values:
-    """The values that a block takes: of float tensors a share is as in float."""
+    """Return the values that a block takes: of float tensors a share is as in float."""
     found: dict[fx.Node, object] = {}
     for node, value in made.items():
         mixes = share and isinstance(value, Tensor) and value.is_floating_point()

@@ -48,7 +48,7 @@ class Runner(PlainInterpreter):
         return super().call_module(target, args, kwargs)
 
     def step(self, segment: Segment, values: Values) -> Values:
-        """What a segment gives for the values that it takes."""
+        """Return what a segment gives for the values that it takes."""
         self.env = {node: values[node] for node in segment.takes}
         for node in segment.nodes:
             for source in node.all_input_nodes:
@@ -77,7 +77,7 @@ class Streams:
 
 
 def loss_between(made: Values, true: Values) -> Tensor:
-    """The squared distance of float tensors, beside the size of the true ones, summed over these."""
+    """Return the squared distance of float tensors, beside the size of the true ones, summed over these."""
     total = torch.zeros(())
     for node, wanted in true.items():
         if isinstance(wanted, Tensor) and wanted.is_floating_point() and wanted.numel():
@@ -117,7 +117,7 @@ def _rechunked(region: Region, parts: list[Segment], calls: list[Chunk], rows: i
 
 
 def _splits(region: Region, parts: list[Segment], call: Chunk, tensors: list[int]) -> bool:
-    """Whether the samples of a call are independent along its first axis, in any number."""
+    """Tell whether the samples of a call are independent along its first axis, in any number."""
     try:
         whole = _outputs(region, parts, call)
         first = _outputs(region, parts, [v[:1] if i in tensors else v for i, v in enumerate(call)])
@@ -150,7 +150,7 @@ def _outputs(region: Region, parts: list[Segment], call: Chunk) -> list[Tensor]:
 
 
 def _memory(region: Region, parts: list[Segment], chunk: Chunk) -> int:
-    """The most bytes that are kept of one chunk between segments."""
+    """Return the most bytes that are kept of one chunk between segments."""
     streams, runner, most = Streams(region, [chunk]), Runner(region), 0
     for index, segment in enumerate(parts):
         given = runner.step(segment, streams.true[0])

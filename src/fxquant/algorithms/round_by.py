@@ -70,7 +70,7 @@ def _fix_bias_grid(op: WeightedOp, bias: Tensor) -> tuple[Tensor, Tensor, Spec] 
 
 
 def _made_up(lost: Tensor, second: Tensor, mean: Tensor) -> Tensor:
-    """What weights take of a loss of each bias, (groups, rows, features)."""
+    """Return what weights take of a loss of each bias, (groups, rows, features)."""
     damping = 0.01 * second.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-30)
     eye = torch.eye(second.shape[1], dtype=second.dtype, device=second.device)
     per_unit: Tensor = torch.linalg.solve(second + damping.view(-1, 1, 1) * eye, mean)
@@ -78,12 +78,12 @@ def _made_up(lost: Tensor, second: Tensor, mean: Tensor) -> Tensor:
 
 
 def cost(lost: Tensor, second: Tensor) -> Tensor:
-    """What each row of a weight loses at its output, by group: (groups, rows)."""
+    """Return what each row of a weight loses at its output, by group: (groups, rows)."""
     rows = lost.reshape(len(second), -1, second.shape[1]).to(second.dtype)
     return ((rows @ second) * rows).sum(-1)
 
 
 def spread(qparam: Tensor, weight: Tensor, spec: Spec) -> Tensor:
-    """A scale or zero point for every element of a weight."""
+    """Return a scale or zero point for every element of a weight."""
     grouped = split_groups(weight, spec)
     return broadcast_qparam(qparam, grouped, spec).expand(grouped.shape).reshape(weight.shape)

@@ -13,13 +13,13 @@ from fxquant.graph.region import Region
 
 
 def rows_of(region: Region, makers: list[fx.Node]) -> Tensor:
-    """The largest magnitude in the rows of each channel, over all makers with a weight of two axes or more."""
+    """Return the largest magnitude in the rows of each channel, over all makers with a weight of two axes or more."""
     found = [_weight(region, node).abs().flatten(1).amax(1) for node in makers if _weight(region, node).dim() > 1]
     return torch.stack(found).amax(0) if found else torch.zeros(())
 
 
 def columns_of(region: Region, group: ChannelGroup, takers: list[fx.Node]) -> Tensor:
-    """The largest magnitude in the columns of each channel, over some of a group's takers."""
+    """Return the largest magnitude in the columns of each channel, over some of a group's takers."""
     found = []
     for node in takers:
         columns = _columns(region, node).abs().amax((1, 3)).flatten()
@@ -43,7 +43,7 @@ def scale_group(region: Region, group: ChannelGroup, factors: Tensor) -> set[str
 
 
 def divided(region: Region, group: ChannelGroup, taker: fx.Node, factors: Tensor) -> Tensor:
-    """The weight of a taker for channels that are multiplied with factors."""
+    """Return the weight of a taker for channels that are multiplied with factors."""
     columns = _columns(region, taker)
     every = columns.new_ones(columns.shape[0] * columns.shape[2])
     for start in group.starts_in(taker):
@@ -78,7 +78,7 @@ def _weight(region: Region, node: fx.Node) -> Tensor:
 
 
 def _columns(region: Region, node: fx.Node) -> Tensor:
-    """A weight as (groups, outputs, channels, taps), both for each group."""
+    """Return a weight as (groups, outputs, channels, taps), both for each group."""
     weight = _weight(region, node)
     groups = int(getattr(region.get_submodule(str(node.target)), "groups", 1))
     return weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)

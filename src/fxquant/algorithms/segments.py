@@ -52,7 +52,7 @@ def segments(region: Region, context: Context, *, least: int = 2, most: int = 8)
 
 
 def _live(region: Region, place: dict[fx.Node, int]) -> list[int]:
-    """How many values are made before each place in the graph and used from there on."""
+    """Tell how many values are made before each place in the graph and used from there on."""
     changes = [0] * (len(place) + 2)
     for node in region.graph.nodes:
         uses = [place[user] for user in node.users if user in place]

@@ -40,7 +40,7 @@ _WORTH = 0.8  # of the loss, which smoothing has to leave at most
 
 
 def has_norms(region: Region) -> bool:
-    """Whether there is a layer norm that could be smoothed."""
+    """Tell whether there is a layer norm that could be smoothed."""
     return any(_is_norm(region, node) for node in region.graph.nodes)
 
 
@@ -114,7 +114,7 @@ class _Keeping(PlainInterpreter):
 
 
 def _best(region: Region, x: Tensor, takers: Sequence[fx.Node]) -> tuple[Tensor | None, float]:
-    """The factors that leave least of the loss, and how much; None if no smoothing is as good."""
+    """Return the factors that leave least of the loss, and how much; None if no smoothing is as good."""
     weights = [region.get_submodule(str(node.target)).weight for node in takers]
     values = [weight.detach().float() for weight in weights if isinstance(weight, Tensor)]
     specs = [_specs(node) for node in takers]

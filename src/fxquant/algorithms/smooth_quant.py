@@ -95,7 +95,7 @@ def _smooth(region: Region, group: ChannelGroup, ranges: Ranges, strength: float
 
 
 def _is_meant(region: Region, node: fx.Node, context: Context) -> bool:
-    """Whether a node is a linear with a quantized input and weight."""
+    """Tell whether a node is a linear with a quantized input and weight."""
     op, choice = context.ops.of_node(node, region), choice_of(node)
     if op is None or op.channels_at != -1 or node.op != "call_module" or choice is None or choice.qconfig is None:
         return False

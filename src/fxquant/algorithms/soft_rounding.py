@@ -47,7 +47,7 @@ class SoftRounding:
         return (self.h().detach() >= 0.5).to(self.rest.dtype)
 
     def values(self, h: Tensor) -> Tensor:
-        """The weight for some h."""
+        """Return the weight for some h."""
         return (self._on_grid(h) - self.zero) * self.step
 
     def integers(self, h: Tensor) -> Tensor:
@@ -62,5 +62,5 @@ class SoftRounding:
 
 
 def sharpness(done: float) -> float:
-    """The exponent of the regularizer, from 20 to 2 along half a cosine."""
+    """Return the exponent of the regularizer, from 20 to 2 along half a cosine."""
     return 2 + 18 * 0.5 * (1 + math.cos(math.pi * min(max(done, 0.0), 1.0)))

@@ -43,7 +43,7 @@ class WeightedOp:
 
 
 def weighted_ops(region: Region, context: Context) -> Iterator[WeightedOp]:
-    """All of them, in the order of the graph: static, dynamic and weight-only."""
+    """Yield all of them, in the order of the graph: static, dynamic and weight-only."""
     for node in region.graph.nodes:
         note, op = note_of(node), context.ops.of_node(node, region)
         if note is None or note.weight is None or op is None or node.op != "call_module":

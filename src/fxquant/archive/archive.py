@@ -85,7 +85,7 @@ def _digest(text: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _tensors(model: nn.Module, rows: Rows) -> tuple[dict[str, Tensor], Json]:
-    """The tensors to store, and what is to be known of them: ties, parameters, memory format."""
+    """Return the tensors to store, and what is to be known of them: ties, parameters, memory format."""
     tensors: dict[str, Tensor] = {}
     ties: dict[str, str] = {}
     parameters: dict[str, bool] = {}

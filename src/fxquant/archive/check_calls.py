@@ -205,7 +205,7 @@ def _check_grid(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, ob
 
 
 def region_tensor(region: Region, source: fx.Node) -> Tensor | None:
-    """The tensor that a get_attr node reads."""
+    """Return the tensor that a get_attr node reads."""
     owner_path, _, name = str(source.target).rpartition(".")
     owner = region.get_submodule(owner_path)
     return owner._parameters.get(name, owner._buffers.get(name))

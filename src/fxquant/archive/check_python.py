@@ -49,7 +49,7 @@ UNKNOWN, NUMBER = Unknown(), Number()
 
 
 def is_python(node: fx.Node) -> bool:
-    """Whether a node calls a function of Python, not of torch."""
+    """Tell whether a node calls a function of Python, not of torch."""
     module = getattr(node.target, "__module__", "") if node.op == "call_function" else ""
     return module in ("_operator", "math", "builtins", "collections")
 
@@ -119,7 +119,7 @@ def check_values_of_python(
 
 
 def _without_key(node: fx.Node, args: tuple[object, ...]) -> tuple[object, ...]:
-    """The arguments without the name of an item or an attribute."""
+    """Return the arguments without the name of an item or an attribute."""
     named = node.target in (getattr, operator.getitem, operator.setitem) and len(args) > 1 and isinstance(args[1], str)
     return (args[0], *args[2:]) if named else args
 
@@ -153,7 +153,7 @@ def degree_of(node: fx.Node, leaves: list[object], degrees: list[int]) -> int:
 
 
 def weight_of(node: fx.Node, weights: dict[fx.Node, int]) -> int:
-    """How many times larger than what it was made from a value may be, of which no more is known."""
+    """Tell how many times larger than what it was made from a value may be, of which no more is known."""
     if not is_python(node) and node.op != "call_method":
         return 1
     total = sum(weights.get(each, 1) for each in _nodes(node.args)) + sum(
@@ -171,7 +171,7 @@ def _nodes(value: object) -> list[fx.Node]:
 
 
 def check_result(value: object) -> list[Tensor]:
-    """The tensors of what a node made; an ArchiveError if the rest is too large."""
+    """Return the tensors of what a node made; an ArchiveError if the rest is too large."""
     tensors = []
     for leaf in leaves_of(value):
         if isinstance(leaf, Tensor):

@@ -79,7 +79,7 @@ def _check_grid(grid: Grid) -> None:
 
 
 def _scales_of(weight: Tensor, spec: Spec) -> tuple[int, ...]:
-    """The shape of the scales of a weight."""
+    """Return the shape of the scales of a weight."""
     if spec.granularity == "per_tensor":
         return ()
     if spec.granularity == "per_channel":

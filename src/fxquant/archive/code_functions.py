@@ -50,7 +50,7 @@ def _callables(classes: set[type[nn.Module]]) -> Iterator[Callable[..., object]]
 
 
 def _reached(files: set[str]) -> set[str]:
-    """The loaded modules whose functions these files can call: those that they import from, and so on."""
+    """Return the loaded modules whose functions these files can call: those that they import from, and so on."""
     found: set[str] = set()
     todo = list(files)
     while todo:
@@ -67,6 +67,6 @@ def _reached(files: set[str]) -> set[str]:
 
 
 def _is_fx_wrapped(value: object) -> bool:
-    """Whether torch.fx.wrap was called on a function."""
+    """Tell whether torch.fx.wrap was called on a function."""
     key = (id(getattr(value, "__globals__", None)), getattr(value, "__name__", ""))
     return key in fx._symbolic_trace._wrapped_fns_to_patch

@@ -125,7 +125,7 @@ class _Run:
             return self._by_values(node, args)
 
     def _by_values(self, node: fx.Node, args: tuple[object, ...]) -> object:
-        """The result of a call that needs the values of its tensors."""
+        """Return the result of a call that needs the values of its tensors."""
         if _word(node) in SIZING:
             raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
         if _word(node) == "tolist" and isinstance(args[0], Tensor):
@@ -223,7 +223,7 @@ def _reads_number(node: fx.Node) -> bool:
 
 
 def _is_number(node: fx.Node, leaves: list[object]) -> bool:
-    """Whether a node that takes a number read from a tensor gives one, whatever the file records of it."""
+    """Tell whether a node that takes a number read from a tensor gives one, whatever the file records of it."""
     if is_python(node):
         return not any(isinstance(leaf, Tensor) for leaf in leaves)
     return _word(node).startswith("sym_")
@@ -237,7 +237,7 @@ def _listed(shape: tuple[int, ...]) -> object:
 
 
 def _is_code(function: object) -> bool:
-    """Whether a function is the user's own."""
+    """Tell whether a function is the user's own."""
     module = str(getattr(function, "__module__", "") or "")
     return module.partition(".")[0] not in ("torch", "fxquant", "_operator", "math", "builtins", "collections", "")
 

@@ -36,7 +36,7 @@ _READ = frozenset(("self", "torch", "getattr"))  # by the source that fx makes, 
 
 
 def find_function(name: str, extra: dict[str, Callable[..., object]]) -> Callable[..., object]:
-    """The function with a stored name; an ArchiveError if it is not one that a graph may call."""
+    """Return the function with a stored name; an ArchiveError if it is not one that a graph may call."""
     found: Callable[..., Any] | None = None
     if isinstance(name, str):
         found = extra.get(name) or functions().get(name)
@@ -51,7 +51,7 @@ def find_function(name: str, extra: dict[str, Callable[..., object]]) -> Callabl
 
 
 def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., object]]) -> list[list[object]]:
-    """The rows of a graph as JSON values."""
+    """Return the rows of a graph as JSON values."""
     rows = []
     names = {id(function): name for name, function in extra.items()}
     for node, (op, name, target, args, kwargs, meta) in zip(graph.nodes, encode_graph(graph)["rows"], strict=True):
@@ -67,7 +67,7 @@ def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., object]]) -> l
 
 
 def graph_from_json(rows: object, extra: dict[str, Callable[..., object]]) -> fx.Graph:
-    """The inverse of `graph_to_json`. An ArchiveError names the node that does not belong in a graph."""
+    """Return the inverse of `graph_to_json`. An ArchiveError names the node that does not belong in a graph."""
     if not isinstance(rows, list) or not rows:
         raise ArchiveError("the graph has no nodes.")
     decoded: list[tuple[Any, ...]] = []

@@ -125,18 +125,18 @@ _DUNDER = ("add", "sub", "mul", "truediv", "matmul", "floordiv", "mod", "pow")
 
 
 def function_name(function: Callable[..., object]) -> str:
-    """The name under which a function is stored."""
+    """Return the name under which a function is stored."""
     return _get_qualified_name(function).replace("_operator.", "operator.")
 
 
 def is_word(name: str) -> bool:
-    """Whether a name, or its out-of-place twin, is in the list."""
+    """Tell whether a name, or its out-of-place twin, is in the list."""
     return name in WORDS or (name.endswith("_") and not name.startswith("__") and name[:-1] in WORDS)
 
 
 @functools.cache
 def functions() -> dict[str, Callable[..., object]]:
-    """The functions that a stored graph may call, by name; ATen ops aside."""
+    """Return the functions that a stored graph may call, by name; ATen ops aside."""
     found: dict[str, Callable[..., Any]] = {}
     named = [function for row in OPS.rows for function in row.functions]
     overridable = torch.overrides.get_overridable_functions()
@@ -157,7 +157,7 @@ def functions() -> dict[str, Callable[..., object]]:
 
 @functools.cache
 def methods() -> frozenset[str]:
-    """The tensor methods that a stored graph may call."""
+    """Return the tensor methods that a stored graph may call."""
     names = {name for word in WORDS for name in (word, f"{word}_") if hasattr(torch.Tensor, name)}
     names |= {method for row in OPS.rows for method in row.methods}
     names |= {f"__{form}{word}__" for word in _DUNDER for form in ("", "i", "r") if word != "matmul" or form != "i"}
@@ -166,7 +166,7 @@ def methods() -> frozenset[str]:
 
 
 def aten_op(name: str) -> torch._ops.OpOverload | None:
-    """The overload named `torch.ops.aten.add.Tensor`, if a stored graph may call it."""
+    """Return the overload named `torch.ops.aten.add.Tensor`, if a stored graph may call it."""
     parts = name.split(".")
     if len(parts) not in (4, 5) or parts[:2] != ["torch", "ops"]:
         return None

@@ -27,12 +27,12 @@ _HOLDER = ("weight", "weight_scale", "weight_zero_point", "bias")
 
 
 def name_of(cls: type) -> str:
-    """The qualified name of a class."""
+    """Return the qualified name of a class."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def stock_class(name: str) -> type[nn.Module] | None:
-    """The class of torch.nn or fxquant.modules with this name."""
+    """Return the class of torch.nn or fxquant.modules with this name."""
     return stock_classes().get(name)
 
 
@@ -43,7 +43,7 @@ def same_class(cls: type, name: str) -> bool:
 
 
 def stock_row(module: nn.Module) -> Row | None:
-    """The row of a stock module; None if it is none, or has settings that are not plain."""
+    """Return the row of a stock module; None if it is none, or has settings that are not plain."""
     if stock_class(name_of(type(module))) is not type(module):
         return None
     fields = fields_of(type(module))
@@ -58,13 +58,13 @@ def stock_row(module: nn.Module) -> Row | None:
 
 
 def user_row(module: nn.Module) -> Row:
-    """The row of any other module."""
+    """Return the row of any other module."""
     row = {"kind": "user", "class": name_of(user_class(module))}
     return {**row, "training": True} if module.training else row
 
 
 def weight_row(holder: QuantizedWeight) -> Row:
-    """The row of a holder. Its shell, for the user's own code, comes from the float model if it is not stock."""
+    """Return the row of a holder. Its shell, for the user's own code, comes from the float model if it is not stock."""
     shell: nn.Module | None = holder.__dict__.get("shell")
     stored = None if shell is None else stock_row(shell)
     if shell is not None and stored is not None:
@@ -74,14 +74,14 @@ def weight_row(holder: QuantizedWeight) -> Row:
 
 
 def grid_row(grid: Grid) -> Row:
-    """The row of a grid; its numbers are tensors."""
+    """Return the row of a grid; its numbers are tensors."""
     ends = {"quant_min": grid.quant_min, "quant_max": grid.quant_max}
     axis = {} if grid.axis is None else {"axis": grid.axis}
     return {"kind": "grid", **ends, "dtype": to_json(grid.dtype), **axis}
 
 
 def build_grid(row: Row) -> Grid:
-    """A grid without its numbers."""
+    """Return a grid without its numbers."""
     dtype = from_json(row["dtype"])
     if dtype not in INTEGERS:
         raise ArchiveError(
@@ -94,7 +94,7 @@ def build_grid(row: Row) -> Grid:
 
 
 def build_stock(row: Row) -> nn.Module:
-    """A stock module without its tensors and children."""
+    """Return a stock module without its tensors and children."""
     cls = stock_class(str(row["class"]))
     if cls is None:
         raise ArchiveError(f"the file names the module class {row['class']!r}, which torch.nn does not have.")
@@ -108,7 +108,7 @@ def build_stock(row: Row) -> nn.Module:
 
 
 def build_weight(row: Row, part: nn.Module | None) -> QuantizedWeight:
-    """A holder without its tensors. `part` is what the float model has in its place."""
+    """Return a holder without its tensors. `part` is what the float model has in its place."""
     spec = from_json(row["spec"])
     if not isinstance(spec, Spec):
         raise ArchiveError("the file has a weight without a spec.")

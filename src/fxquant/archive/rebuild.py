@@ -35,7 +35,7 @@ _AGAIN = "Give load the float model that was quantized."
 
 
 def rebuild(header: Json, tensors: dict[str, Tensor], float_model: nn.Module | None, source: Path) -> nn.Module:
-    """The model that a header describes. The float model is not changed, and shares nothing with the result."""
+    """Return the model that a header describes. The float model is not changed, and shares nothing with the result."""
     rows: dict[str, Row] = header["modules"]
     if float_model is None:
         _need_no_float_model(rows)

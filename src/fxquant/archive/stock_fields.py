@@ -73,7 +73,7 @@ _WORDS = {
 
 @functools.cache
 def stock_classes() -> dict[str, type[nn.Module]]:
-    """The module classes that a file may name, by qualified name."""
+    """Return the module classes that a file may name, by qualified name."""
     found = [*vars(nn).values(), nn.modules.linear.NonDynamicallyQuantizableLinear]
     for source in (attention, cells, recurrent, substitute, transformer):
         found += vars(source).values()
@@ -82,7 +82,7 @@ def stock_classes() -> dict[str, type[nn.Module]]:
 
 
 def fields_of(cls: type[nn.Module]) -> frozenset[str]:
-    """The settings that a file may give a module of this class."""
+    """Return the settings that a file may give a module of this class."""
     return _fields(f"{cls.__module__}.{cls.__qualname__}")
 
 
@@ -99,7 +99,7 @@ def _fields(name: str) -> frozenset[str]:
 
 
 def check_settings(cls: type[nn.Module], settings: object) -> dict[str, object]:
-    """The settings that the class has fields for; an ArchiveError if one does not fit, or would hide a method.
+    """Return the settings that the class has fields for; an ArchiveError if one does not fit, or would hide a method.
 
     Others are left out: what users and libraries write on modules means nothing to these classes.
     """

@@ -96,7 +96,7 @@ class Rows:
 
 
 def children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The children of a module; of a region without the kernels that it was lowered to."""
+    """Yield the children of a module; of a region without the kernels that it was lowered to."""
     kernels = kernel_path_of(module) if isinstance(module, Region) else ""
     for name, child in module._modules.items():
         if child is not None and (not kernels or name != kernels):
@@ -134,7 +134,7 @@ def stored_tensors(model: nn.Module, rows: Rows) -> Iterator[tuple[str, Tensor, 
 
 
 def header_of(model: nn.Module) -> tuple[Json, Rows]:
-    """What the file says of a model besides its tensors."""
+    """Return what the file says of a model besides its tensors."""
     found = list(regions(model))
     if not found or any(stage_of(region) is not Stage.CONVERTED for _, region in found):
         raise ArchiveError("only a converted model can be saved. Run convert_fx first.")

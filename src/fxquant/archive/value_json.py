@@ -37,7 +37,7 @@ _TORCH = {str(value).removeprefix("torch."): value for value in (*DTYPES, *_FORM
 
 
 def read_json(text: str) -> object:
-    """The JSON value of a text; an ArchiveError if it is none, has a key twice, or a number that is none."""
+    """Return the JSON value of a text; an ArchiveError if it is none, has a key twice, or a number that is none."""
 
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
@@ -62,7 +62,7 @@ def read_json(text: str) -> object:
 
 
 def to_json(value: object) -> object:
-    """A plain value as JSON."""
+    """Return a plain value as JSON."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -92,7 +92,7 @@ def to_json(value: object) -> object:
 
 
 def from_json(value: object, depth: int = 0) -> Any:
-    """The inverse of `to_json`; an ArchiveError for anything that it does not write."""
+    """Return the inverse of `to_json`; an ArchiveError for anything that it does not write."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float, str)):
@@ -192,12 +192,12 @@ _READERS: dict[str, Callable[[list[Any], int], Any]] = {
 
 
 def is_whole(value: object, low: int = -MOST_INT, high: int = MOST_INT) -> TypeGuard[int]:
-    """Whether a value is a whole number in a range; True and False are none."""
+    """Tell whether a value is a whole number in a range; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def is_scale(value: object) -> bool:
-    """Whether a value can be the scale of a grid."""
+    """Tell whether a value can be the scale of a grid."""
     return isinstance(value, float) and math.isfinite(value) and value > 0
 
 

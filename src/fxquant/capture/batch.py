@@ -26,7 +26,7 @@ Example = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def batch_size(values: object) -> int | None:
-    """The first size of the first tensor; None if there is none."""
+    """Return the first size of the first tensor; None if there is none."""
     first = next((leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)), None)
     return int(first.shape[0]) if first is not None and first.dim() else None
 

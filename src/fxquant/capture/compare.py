@@ -93,7 +93,7 @@ def trying() -> Iterator[None]:
 
 
 def copy_inputs(value: Inputs) -> Inputs:
-    """A copy that a run may change: tensors, the containers around them, and objects such as caches."""
+    """Return a copy that a run may change: tensors, the containers around them, and objects such as caches."""
     copied: Inputs = pytree.tree_map(_copy_leaf, value)
     return copied
 
@@ -110,7 +110,7 @@ def _copy_leaf(leaf: object) -> object:
 
 
 def difference(ours: Any, theirs: object, name: str = "output") -> str | None:
-    """What differs between two outputs, or None; containers are compared item by item."""
+    """Return what differs between two outputs, or None; containers are compared item by item."""
     if _IMMUTABLE.get(type(ours), type(ours)) is not type(theirs):
         return f"{name} is a {type(ours).__name__} instead of a {type(theirs).__name__}"
     if isinstance(theirs, torch.Tensor):

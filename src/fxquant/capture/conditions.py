@@ -44,7 +44,7 @@ _MOST_POWER = 8
 
 
 def read_condition(text: str) -> Condition:
-    """The condition of a Python expression over `s[tensor][dim]`; a ValueError if it is none."""
+    """Return the condition of a Python expression over `s[tensor][dim]`; a ValueError if it is none."""
     if len(text) > _LONGEST:
         raise ValueError(f"an expression of {len(text)} characters")
     try:
@@ -105,7 +105,7 @@ def check_condition(condition: object, depth: int = 0) -> None:
 
 
 def holds(condition: Condition, sizes: Sizes) -> bool:
-    """Whether a condition is true of these sizes. One that asks for a dim that is not there is not."""
+    """Tell whether a condition is true of these sizes. One that asks for a dim that is not there is not."""
     try:
         return bool(_function(condition)(sizes))
     except (IndexError, ZeroDivisionError, OverflowError):
@@ -114,7 +114,7 @@ def holds(condition: Condition, sizes: Sizes) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _function(condition: Condition) -> Callable[[Sizes], Any]:
-    """The condition as a function, put together from functions."""
+    """Return the condition as a function, put together from functions."""
     if isinstance(condition, int):
         return lambda sizes: condition
     name, *operands = condition
@@ -143,7 +143,7 @@ def _bounded(value: object) -> object:
 
 
 def show(condition: Condition, names: Sequence[str]) -> str:
-    """The condition in words that the user knows: `x.size(0) % 2 == 0`."""
+    """Return the condition in words that the user knows: `x.size(0) % 2 == 0`."""
     if isinstance(condition, int):
         return str(condition)
     name, *operands = condition
@@ -160,14 +160,14 @@ def show(condition: Condition, names: Sequence[str]) -> str:
 
 
 def _binds(inner: str, outer: str) -> bool:
-    """Whether an operand needs no parentheses."""
+    """Tell whether an operand needs no parentheses."""
     order = (("or",), ("and",), ("==", "!=", "<", "<=", ">", ">="), ("+", "-"), ("*", "/", "//", "%"))
     ranks = {word: rank for rank, words in enumerate(order) for word in words}
     return ranks.get(inner, len(order)) > ranks.get(outer, -1)
 
 
 def as_conditions(stored: object) -> tuple[Condition, ...]:
-    """The conditions of a file, checked. Earlier files hold expressions. An InputError says which is none."""
+    """Return the conditions of a file, checked. Earlier files hold expressions. An InputError says which is none."""
     if not isinstance(stored, tuple):
         raise InputError("the conditions on sizes are no tuple.")
     found = []

@@ -39,7 +39,7 @@ def check_fixed(value: object, name: str, fixed: object) -> None:
 
 
 def _short(value: object) -> str:
-    """A value in a message; of containers only what they are."""
+    """Return a value in a message; of containers only what they are."""
     text = repr(value)
     return text if len(text) < 60 and "\n" not in text else f"a {type(value).__name__}"
 
@@ -83,7 +83,7 @@ def guard_rank(graph: fx.Graph, tensor: fx.Node, rank: int) -> None:
 
 
 def unpack(value: object, name: str, structure: str) -> list[object]:
-    """The leaves of a container argument, which must have the structure it had in the capture."""
+    """Return the leaves of a container argument, which must have the structure it had in the capture."""
     spec = _load_structure(structure)
     try:
         return spec.flatten_up_to(value)
@@ -96,7 +96,7 @@ def unpack(value: object, name: str, structure: str) -> list[object]:
 
 
 def take_item(container: Mapping[object, object], key: object, name: str) -> object:
-    """The item of a container argument that the model's code reads."""
+    """Return the item of a container argument that the model's code reads."""
     try:
         return container[key]
     except (KeyError, IndexError, TypeError) as error:

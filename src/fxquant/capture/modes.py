@@ -95,7 +95,7 @@ def _culprit(recording: Recording, called: set[str]) -> str | None:
 
 
 def _depends(recording: Recording, model: nn.Module, paths: list[str]) -> bool:
-    """Whether the outputs differ if these modules alone are told that they are in the other mode."""
+    """Tell whether the outputs differ if these modules alone are told that they are in the other mode."""
     args, kwargs = recording.args, recording.kwargs
     with trying():
         for training in (False, True):

@@ -56,7 +56,7 @@ class Recording:
         return untouched(model, self.ground)
 
     def reference(self) -> Reference:
-        """The outputs of the model in its own mode; raise if it fails, or if a call depends on those before."""
+        """Return the outputs of the model in its own mode; raise if it fails, or if a call depends on those before."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -108,7 +108,7 @@ class Recording:
         return Reference(theirs, evaluated)
 
     def evaluated_outputs(self) -> object:
-        """The outputs of the model in eval mode."""
+        """Return the outputs of the model in eval mode."""
         if False not in self._outputs:
             model = clone_tree(self.model)
             with evaluating(model):

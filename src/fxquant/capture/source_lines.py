@@ -60,7 +60,7 @@ def _where(trace: str) -> str:
 
 
 def is_users(file: str) -> bool:
-    """Whether a source file is neither torch's nor ours."""
+    """Tell whether a source file is neither torch's nor ours."""
     return not file.startswith((*_OURS, "<", "torch/")) and "importlib" not in file
 
 
@@ -85,7 +85,7 @@ def locate(error: BaseException, root: nn.Module) -> tuple[str, str]:
 
 
 def forward_line(root: nn.Module) -> str:
-    """Where the model's own forward begins; an empty string if that is not the user's code."""
+    """Tell where the model's own forward begins; an empty string if that is not the user's code."""
     code = getattr(type(root).forward, "__code__", None)
     if code is None or not is_users(code.co_filename):
         return ""

@@ -77,7 +77,7 @@ def print_json(value: object) -> None:
 
 
 def load_model(path: Path, model: str | None) -> nn.Module:
-    """A saved model, with what a float model by name adds to the file."""
+    """Return a saved model, with what a float model by name adds to the file."""
     from fxquant.api import load
     from fxquant.config_file.named import find_named
 
@@ -85,7 +85,7 @@ def load_model(path: Path, model: str | None) -> nn.Module:
 
 
 def float_model(model: str) -> nn.Module:
-    """The float model that a function gives, ready to run."""
+    """Return the float model that a function gives, ready to run."""
     from fxquant.config_file.named import find_named
 
     made: nn.Module = find_named(model, "--model")()
@@ -93,7 +93,7 @@ def float_model(model: str) -> nn.Module:
 
 
 def first_batch(data: str) -> object:
-    """The first batch that a function gives."""
+    """Return the first batch that a function gives."""
     from fxquant.errors import ConfigError
 
     for batch in batches(data):
@@ -102,7 +102,7 @@ def first_batch(data: str) -> object:
 
 
 def batches(data: str) -> Iterable[object]:
-    """The batches that a function gives."""
+    """Return the batches that a function gives."""
     from fxquant.config_file.named import find_named
 
     made: Iterable[object] = find_named(data, "--data")()

@@ -72,14 +72,14 @@ default_embedding_qat_qconfig_4bit = _qconfig(_FLOAT32, default_embedding_fake_q
 
 
 def QConfigDynamic(activation: object = torch.nn.Identity, weight: object = torch.nn.Identity) -> QConfig:
-    """A dynamic QConfig; without an activation, uint8 on a range that is found at run time."""
+    """Return a dynamic QConfig; without an activation, uint8 on a range that is found at run time."""
     given = _qconfig(activation, weight)
     found = given if given.activation is not None else _qconfig(default_dynamic_quant_observer, given.weight)
     return given if given.weight == "float16" else found
 
 
 def qconfig_equals(q1: object, q2: object) -> bool:
-    """Whether two qconfigs mean the same."""
+    """Tell whether two qconfigs mean the same."""
     return as_qconfig(q1) == as_qconfig(q2)
 
 

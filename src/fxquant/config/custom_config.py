@@ -47,7 +47,7 @@ class Standalone:
     prepare_custom_config: PrepareCustomConfig | None = None
 
     def row(self) -> tuple[object, ...]:
-        """What follows the name or class in a dict: mapping, example inputs, custom config, backend config."""
+        """Return what follows the name or class in a dict: mapping, example inputs, custom config, backend config."""
         custom = self.prepare_custom_config
         return self.qconfig_mapping, self.example_inputs, None if custom is None else custom.to_dict(), None
 
@@ -76,7 +76,7 @@ class FuseCustomConfig:
         return config
 
     def to_dict(self) -> dict[str, object]:
-        """The dict form; `from_dict` reads it back."""
+        """Return the dict form; `from_dict` reads it back."""
         return given({"preserved_attributes": self.preserved_attributes})
 
 
@@ -185,7 +185,7 @@ class PrepareCustomConfig:
         return config
 
     def to_dict(self) -> dict[str, object]:
-        """The dict form; `from_dict` reads it back."""
+        """Return the dict form; `from_dict` reads it back."""
         names, classes = self.standalone_module_names.items(), self.standalone_module_classes.items()
         return given(
             {
@@ -248,7 +248,7 @@ class ConvertCustomConfig:
         return config
 
     def to_dict(self) -> dict[str, object]:
-        """The dict form; `from_dict` reads it back."""
+        """Return the dict form; `from_dict` reads it back."""
         return given(
             {
                 "observed_to_quantized_custom_module_class": by_quant_type(self.observed_to_quantized_mapping),

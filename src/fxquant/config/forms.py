@@ -34,7 +34,7 @@ def as_indexes(value: object, key: str) -> list[int]:
 
 
 def need_module_class(cls: object, key: str) -> type[nn.Module]:
-    """The class, if it is one of modules."""
+    """Return the class, if it is one of modules."""
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):
         raise ConfigError(f"{key} has {cls!r}, which is not a class of modules. Give an nn.Module subclass.")
     return cls
@@ -80,12 +80,12 @@ def by_quant_type(pairs: Mapping[E, Mapping[type[nn.Module], type[nn.Module]]]) 
 
 
 def given(entries: Mapping[str, object]) -> dict[str, object]:
-    """The entries that hold something, lists copied."""
+    """Return the entries that hold something, lists copied."""
     return {key: list(value) if isinstance(value, list) else value for key, value in entries.items() if value}
 
 
 def as_dict(config: object, what: str) -> Mapping[str, object]:
-    """A config as a dict: given as one, or by torch.ao's object."""
+    """Return a config as a dict: given as one, or by torch.ao's object."""
     if isinstance(config, Mapping):
         return config
     to_dict = getattr(config, "to_dict", None)

@@ -43,7 +43,7 @@ class Grids:
     ends: tuple[int, int] | None = None
 
     def refuse(self, spec: Spec) -> str:
-        """Why a spec is not allowed."""
+        """Tell why a spec is not allowed."""
         if self.bits and spec.bits not in self.bits:
             return f"{spec.bits} bits, not {' or '.join(map(str, self.bits))}"
         if self.signed is not None and spec.signed != self.signed:
@@ -85,7 +85,7 @@ class Shapes:
     values: int | None = None
 
     def refuse(self, shape: Sequence[int]) -> str:
-        """Why a tensor of this shape is not taken."""
+        """Tell why a tensor of this shape is not taken."""
         if self.ranks and len(shape) not in self.ranks:
             return f"a tensor of {len(shape)} axes, not {' or '.join(map(str, self.ranks))}"
         if self.batch is not None and shape and shape[0] > self.batch:

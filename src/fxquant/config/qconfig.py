@@ -70,7 +70,7 @@ class QConfig:
         return [item for item in values if isinstance(item, Spec)]
 
     def input_spec(self, operand: int) -> Spec | None:
-        """The spec of an activation operand; None for float."""
+        """Return the spec of an activation operand; None for float."""
         value: Any = self.input
         if isinstance(value, tuple):
             value = dict(cast(Any, value)).get(operand)
@@ -79,7 +79,7 @@ class QConfig:
         return value if isinstance(value, Spec) else None
 
     def explicit_input_spec(self, operand: int) -> Spec | None:
-        """The spec given for this very operand through `input`, if any."""
+        """Return the spec given for this very operand through `input`, if any."""
         value: Any = self.input
         if isinstance(value, tuple):
             value = dict(cast(Any, value)).get(operand)
@@ -120,7 +120,7 @@ def as_mode(qconfig: QConfig, mode: str) -> QConfig | None:
 
 
 def as_qconfig(value: object) -> QConfig | None:
-    """A QConfig from ours, from None, or from an object with `activation` and `weight` observer factories."""
+    """Return a QConfig from ours, from None, or from an object with `activation` and `weight` observer factories."""
     if value is None or isinstance(value, QConfig):
         return value
     if hasattr(value, "activation") and hasattr(value, "weight"):

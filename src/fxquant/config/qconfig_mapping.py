@@ -22,7 +22,7 @@ class _SetGlobal:
 
     def __get__(self, mapping: QConfigMapping | None, cls: type[QConfigMapping]) -> Callable[[object], QConfigMapping]:
         def set_global(global_qconfig: object) -> QConfigMapping:
-            """What holds where no other rule does."""
+            """Return what holds where no other rule does."""
             found = cls() if mapping is None else mapping
             found.global_qconfig = as_qconfig(global_qconfig)
             return found
@@ -104,7 +104,7 @@ class QConfigMapping:
         return mapping
 
     def to_dict(self) -> dict[str, Any]:
-        """The structured dict form; `from_dict` reads it back."""
+        """Return the structured dict form; `from_dict` reads it back."""
         orders = self.module_name_object_type_order_qconfigs.items()
         return {
             "": self.global_qconfig,
@@ -116,7 +116,7 @@ class QConfigMapping:
         }
 
     def qconfigs(self) -> list[QConfig | None]:
-        """The qconfigs of all rules."""
+        """Return the qconfigs of all rules."""
         tables = self.to_dict()
         rules = [key for key in tables if key and key not in STANDALONE]
         return [tables[""], *(entry[-1] for key in rules for entry in tables[key])]

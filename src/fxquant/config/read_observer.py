@@ -65,7 +65,7 @@ class Factory:
 
 
 def read_factory(factory: object, field: str) -> Read:
-    """What an observer class, or anything else that makes an observer or fake-quantize module, asks for."""
+    """Return what an observer class, or anything else that makes an observer or fake-quantize module, asks for."""
     if not callable(factory) or isinstance(factory, nn.Module):
         hint = " Give the class, or Class.with_args(...), not an instance." if isinstance(factory, nn.Module) else ""
         raise ConfigError(f"QConfig({field}={factory!r}): expected a fxquant.Spec or what makes an observer.{hint}")
@@ -140,7 +140,7 @@ def _fixed(observer: Any) -> tuple[float, int]:
 
 
 def passing(dtype: object, where: str) -> Read:
-    """What an observer that looks at nothing means by its dtype."""
+    """Return what an observer that looks at nothing means by its dtype."""
     if dtype in (torch.float32, None):
         return None
     if dtype == torch.float16:
@@ -154,7 +154,7 @@ def passing(dtype: object, where: str) -> Read:
 def integer_range(
     dtype: object, quant_min: int | None, quant_max: int | None, reduce_range: bool, where: str
 ) -> tuple[int, int]:
-    """The grid that a dtype and limits ask for, in whole numbers; `reduce_range` takes one bit off."""
+    """Return the grid that a dtype and limits ask for, in whole numbers; `reduce_range` takes one bit off."""
     limits = _INTEGERS.get(cast(torch.dtype, dtype))
     if limits is None:
         raise ConfigError(
@@ -190,7 +190,7 @@ def spec_of(
     fixed: tuple[float, int] | None = None,
     factory: Factory | None = None,
 ) -> Spec:
-    """A Spec from the settings that torch.ao's observers take. `fixed` are a scale and a zero point."""
+    """Return a Spec from the settings that torch.ao's observers take. `fixed` are a scale and a zero point."""
     low, high = integer_range(dtype, quant_min, quant_max, reduce_range, where)
     signed = low < 0
     bits = max(high.bit_length(), (-low - 1).bit_length() if signed else 0) + signed

@@ -112,7 +112,7 @@ class Rules:
         return any(value is not None and value.is_training for value in self.mapping.qconfigs())
 
     def choose(self, site: Site) -> Choice:
-        """The rule that wins at a site. Rules that match are remembered even when a stronger one wins."""
+        """Return the rule that wins at a site. Rules that match are remembered even when a stronger one wins."""
         site = site.below(self._root) if self._root else site
         self._seen_paths.add(site.path)
         for index, setter in enumerate(self._setters):
@@ -137,7 +137,7 @@ class Rules:
         return found
 
     def _type_depth(self, object_type: object, site: Site) -> int | None:
-        """How closely a type matches: the op itself counts most, then the nearest enclosing module."""
+        """Tell how closely a type matches: the op itself counts most, then the nearest enclosing module."""
         if self._is_type(object_type, site):
             return len(site.scope) + 1
         object_type = self._named(object_type)
@@ -151,7 +151,7 @@ class Rules:
         return self.same_op(object_type, site.spelling) or object_type == site.kind
 
     def _named(self, object_type: object) -> object:
-        """What a dotted name stands for."""
+        """Return what a dotted name stands for."""
         if not isinstance(object_type, str) or "." not in object_type:
             return object_type
         first, *steps = object_type.split(".")
@@ -201,7 +201,7 @@ class Rules:
                 self.choose(site)
 
     def unmatched(self, module_paths: Iterable[str], classes: Collection[type] = ()) -> list[str]:
-        """A line for each rule that matched nothing, with the closest path.
+        """Return a line for each rule that matched nothing, with the closest path.
 
         `module_paths` and `classes` are those of all modules of the model.
         """
@@ -235,7 +235,7 @@ class Rules:
 
 
 def _holds_foreign(source: object) -> bool:
-    """Whether a qconfig_dict has qconfigs of torch.ao, whose default rules name ops that few models have."""
+    """Tell whether a qconfig_dict has qconfigs of torch.ao, whose default rules name ops that few models have."""
     if isinstance(source, Mapping):
         return any(map(_holds_foreign, source.values()))
     if isinstance(source, (list, tuple)) and not hasattr(source, "_fields"):
@@ -244,7 +244,7 @@ def _holds_foreign(source: object) -> bool:
 
 
 def _read_foreign(source: Any) -> QConfigMapping:
-    """A torch.ao QConfigMapping, read by its fields."""
+    """Return a torch.ao QConfigMapping, read by its fields."""
     mapping = QConfigMapping().set_global(source.global_qconfig)
     for object_type, qconfig in source.object_type_qconfigs.items():
         mapping.set_object_type(object_type, qconfig)

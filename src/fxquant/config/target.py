@@ -104,12 +104,12 @@ class Target:
         return QConfig(activation=self.activation, weight=self.weight, bias=self.bias)
 
     def kernel(self, kind: str) -> Kernel:
-        """What a kind takes beyond what holds for all."""
+        """Return what a kind takes beyond what holds for all."""
         return self.kernels.get(kind, _ANY)
 
 
 def bias_form(bias: Spec | Int32 | None) -> str:
-    """How a bias is stored: float, int32, int16 or int8."""
+    """Tell how a bias is stored: float, int32, int16 or int8."""
     if isinstance(bias, Spec):
         return "int8" if bias.bits <= 8 else "int16"
     return bias or "float"

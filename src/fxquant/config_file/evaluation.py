@@ -100,7 +100,7 @@ class Evaluation:
 
 
 def metrics_of(section: Accuracy) -> tuple[tuple[Metric, float, bool], ...]:
-    """The metrics of a file, each with its weight, and whether higher is better."""
+    """Return the metrics of a file, each with its weight, and whether higher is better."""
     several = section.multi_metrics or {}
     found = section.metrics
     weights = several.get("weight") or [1 / len(found)] * len(found)
@@ -110,7 +110,7 @@ def metrics_of(section: Accuracy) -> tuple[tuple[Metric, float, bool], ...]:
 
 
 def postprocess_of(section: Accuracy) -> Callable[..., object] | None:
-    """What a file does to outputs and labels before the metric sees them."""
+    """Return what a file does to outputs and labels before the metric sees them."""
     steps = (section.postprocess.transform or {}) if section.postprocess is not None else {}
     for name in steps:
         if name != "LabelShift":

@@ -6,5 +6,5 @@ from fxquant.config_file.sections.conf import Conf
 
 
 def json_schema() -> dict[str, object]:
-    """The schema; give it to an editor, or put `# yaml-language-server: $schema=...` on top of a file."""
+    """Return the schema; give it to an editor, or put `# yaml-language-server: $schema=...` on top of a file."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Conf.model_json_schema()}

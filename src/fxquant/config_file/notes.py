@@ -126,11 +126,11 @@ _ROWS: tuple[Row, ...] = (
 
 
 def all_wishes(conf: Conf) -> list[Wishes]:
-    """What is asked for of the model, of op types and of ops."""
+    """Return what is asked for of the model, of op types and of ops."""
     asked = conf.quantization
     return [asked.model_wise, *asked.optype_wise.values(), *asked.op_wise.values()]
 
 
 def notes_of(conf: Conf) -> tuple[str, ...]:
-    """A line for each thing that a file says and that has no meaning here."""
+    """Return a line for each thing that a file says and that has no meaning here."""
     return tuple(f"{where} has no effect here: {why}." for where, found, why in _ROWS if found(conf))

@@ -237,7 +237,7 @@ class Quantization:
         return Loader(section, where, self.conf.tuning.random_seed)
 
     def _evaluation(self) -> tuple[Callable[[nn.Module], object] | None, bool]:
-        """The evaluation, of code or of the file, and whether higher is better."""
+        """Return the evaluation, of code or of the file, and whether higher is better."""
         criterion, section = self.conf.tuning.accuracy_criterion, self.conf.evaluation.accuracy
         if self.eval_func is not None:
             return self.eval_func, criterion.higher_is_better

@@ -23,7 +23,7 @@ Lines = dict[tuple[str, ...], int]
 
 
 def read_conf(source: str | Path | Mapping[str, object] | Conf) -> tuple[Conf, tuple[str, ...]]:
-    """The sections of a file (or of a dict of the same form), and notes about what has no meaning here."""
+    """Return the sections of a file (or of a dict of the same form), and notes about what has no meaning here."""
     if isinstance(source, Conf):
         return source, notes_of(source)
     if isinstance(source, Mapping):

@@ -27,7 +27,7 @@ MODES = {"post_training_dynamic_quant": "dynamic", "weight_only": "weight_only"}
 
 
 def rules_of(conf: Conf, model: nn.Module, target: Target) -> QConfigMapping:
-    """The rules of a file for a model. Of several values the first counts; `recipes_of` has the others."""
+    """Return the rules of a file for a model. Of several values the first counts; `recipes_of` has the others."""
     asked = conf.quantization
     base = _base(asked.approach, target)
     base = _changed(base, asked.model_wise)
@@ -67,7 +67,7 @@ def _base(approach: str, target: Target) -> QConfig | None:
 
 
 def _changed(qconfig: QConfig | None, wishes: Wishes) -> QConfig | None:
-    """A qconfig with the first of what is wished for; None for float."""
+    """Return a qconfig with the first of what is wished for; None for float."""
     if qconfig is None:
         return None
     weight_types, types = wishes.weight.dtype or ["int8"], wishes.activation.dtype or ["uint8"]
@@ -144,7 +144,7 @@ def recipes_of(conf: Conf, rules: QConfigMapping, objective: str) -> tuple[Plan,
 
 
 def _op_type(name: str) -> object:
-    """A class of torch.nn, a function of torch, or a kind of the op table, by any spelling of its name."""
+    """Return a class of torch.nn, a function of torch, or a kind of the op table, by any spelling of its name."""
     found = getattr(nn, name, None) or getattr(nn.functional, name, None) or getattr(torch, name, None)
     if found is not None:
         return found
@@ -154,7 +154,7 @@ def _op_type(name: str) -> object:
 
 
 def _first_product(model: nn.Module) -> str | None:
-    """The first module with a product, in the order in which the model defines them."""
+    """Return the first module with a product, in the order in which the model defines them."""
     path: str
     for path, module in model.named_modules():
         op = OPS.of(type(module))

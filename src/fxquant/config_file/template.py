@@ -54,5 +54,5 @@ tuning:
 
 
 def template(name: str = "my_model", approach: str = "post_training_static_quant") -> str:
-    """A commented file to start from."""
+    """Return a commented file to start from."""
     return TEMPLATE.format(name=name, approach=approach)

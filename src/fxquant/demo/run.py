@@ -86,7 +86,7 @@ def run(*, output: Path, digits: bool = False, seed: int = 0, quiet: bool = Fals
 
 
 def _first(batches: list[Tensor]) -> list[Tensor]:
-    """The batches that have the first REPORTED samples."""
+    """Return the batches that have the first REPORTED samples."""
     count, found = 0, []
     for batch in batches:
         if count < REPORTED:

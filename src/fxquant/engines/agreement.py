@@ -83,7 +83,7 @@ def _nudge(x: Tensor) -> Tensor:
 
 
 def _worst_db(expected: object, actual: object) -> float:
-    """The lowest agreement of the tensors in two results, where the first is finite."""
+    """Return the lowest agreement of the tensors in two results, where the first is finite."""
     worst = float("inf")
     for a, b in zip(pytree.tree_leaves(expected), pytree.tree_leaves(actual), strict=True):
         if not isinstance(a, Tensor) or not (a.is_floating_point() or a.dtype in _QUANTIZED):

@@ -49,7 +49,7 @@ def apply_engine(model: nn.Module, engine: Engine | Native | str | None) -> nn.M
 
 
 def fastest(candidates: Mapping[str, nn.Module], call: Callable[[nn.Module], object]) -> nn.Module:
-    """The one of several models, by their engines, that is called fastest."""
+    """Return the one of several models, by their engines, that is called fastest."""
     if not candidates:
         raise FxQuantError("no engine on this machine takes the model. The warnings say why.")
     if len(candidates) == 1:
@@ -59,7 +59,7 @@ def fastest(candidates: Mapping[str, nn.Module], call: Callable[[nn.Module], obj
 
 
 def run_examples(model: nn.Module) -> Callable[[nn.Module], object]:
-    """What calls those of the regions of a model that the example inputs reached, in any form of that model."""
+    """Return what calls those of the regions of a model that the example inputs reached, in any form of that model."""
     examples = {}
     for path, region in outermost(model):
         with contextlib.suppress(ConfigError):
@@ -68,7 +68,7 @@ def run_examples(model: nn.Module) -> Callable[[nn.Module], object]:
 
 
 def on_engines(model: nn.Module, engines: Iterable[Engine]) -> dict[str, nn.Module]:
-    """A copy of a converted model on each engine that takes it; a warning tells of one that fails."""
+    """Return a copy of a converted model on each engine that takes it; a warning tells of one that fails."""
     found: dict[str, nn.Module] = {}
     for engine in engines:
         try:

@@ -70,7 +70,7 @@ def _drawn(info: object, limits: tuple[float, float], random: torch.Generator) -
 
 
 def _range_of(placeholder: fx.Node, model: Region) -> tuple[float, float]:
-    """What an input's grid spans, or else from -1 to 1."""
+    """Return what an input's grid spans, or else from -1 to 1."""
     for user in placeholder.users:
         if user.target is decomposed.quantize_per_tensor.default:
             scale, zero = (_number(model, value) for value in user.args[1:3])
@@ -81,5 +81,5 @@ def _range_of(placeholder: fx.Node, model: Region) -> tuple[float, float]:
 
 
 def _number(model: Region, value: object) -> float:
-    """A number of a grid, or what the graph reads it from."""
+    """Return a number of a grid, or what the graph reads it from."""
     return float(get_attr(model, str(value.target)) if isinstance(value, fx.Node) else cast("float", value))

@@ -77,7 +77,7 @@ class Plain(Runner):
 
 
 def _stock_paths(region: Region) -> list[str]:
-    """The modules that the float model calls and the graph, or its kernels, may stand for."""
+    """Return the modules that the float model calls and the graph, or its kernels, may stand for."""
     graph = reference_graph(region)
     called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     stock = [path for path in dict.fromkeys(called) if OPS.of(type(region.get_submodule(path))) is not None]
@@ -85,7 +85,7 @@ def _stock_paths(region: Region) -> list[str]:
 
 
 def _weighted(region: Region, graph: fx.Graph) -> dict[fx.Node, str]:
-    """The products with integer weights, with the paths of the modules that hold these."""
+    """Return the products with integer weights, with the paths of the modules that hold these."""
     found = {}
     for node in graph.nodes:
         op = OPS.of_node(node, region) if node.op == "call_function" else None
@@ -96,7 +96,7 @@ def _weighted(region: Region, graph: fx.Graph) -> dict[fx.Node, str]:
 
 
 def _calling(region: Region) -> fx.Graph:
-    """The plain graph, with products as calls of modules."""
+    """Return the plain graph, with products as calls of modules."""
     graph = filled_graph(region)
     for node, path in _weighted(region, graph).items():
         with graph.inserting_before(node):

@@ -17,7 +17,7 @@ _KNOWN = ("torch", "_operator", "builtins", "math", "fxquant")  # packages whose
 
 
 def unknown_code(region: Region) -> str:
-    """Why the graph may do more than its ops show: it calls code that is not known. "" if it does not."""
+    """Tell why the graph may do more than its ops show: it calls code that is not known. "" if it does not."""
     for module in called_modules(region):
         if type(module).__module__.partition(".")[0] not in _KNOWN:
             return f"a module of the model is called: {type(module).__name__}"

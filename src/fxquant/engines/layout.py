@@ -22,7 +22,7 @@ _PICTURES = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @torch_compat.on_plain_sizes
 def of(known: Tensor | Layout) -> Layout:
-    """The layout that is known, or that of a tensor."""
+    """Return the layout that is known, or that of a tensor."""
     if not isinstance(known, Tensor):
         return known
     strides = known.stride()
@@ -82,7 +82,7 @@ def after_each(knowns: Sequence[Tensor | Layout], tensors: Sequence[Tensor], res
 
 
 def restored(x: Tensor, layout: Layout) -> Tensor:
-    """The tensor in the layout that the float model would have given it; itself if it lies so."""
+    """Return the tensor in the layout that the float model would have given it; itself if it lies so."""
     strides = _wanted_strides(x, layout)
     if x.stride() == strides:
         return x
@@ -101,7 +101,7 @@ def _wanted_strides(x: Tensor, layout: Layout) -> tuple[int, ...]:
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a new tensor of this shape."""
+    """Return the strides of a new tensor of this shape."""
     step, strides = 1, []
     for size in reversed(shape):
         strides.append(step)
@@ -125,7 +125,7 @@ def _wanted(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
 
 
 def _is_last(shape: Sequence[int], strides: Sequence[int], dims: int) -> bool:
-    """Whether ops of this many dimensions take a tensor as channels last, as torch itself decides it."""
+    """Tell whether ops of this many dimensions take a tensor as channels last, as torch itself decides it."""
     if len(shape) == dims - 1:  # one sample
         shape, strides = (1, *shape), (shape[0] * strides[0], *strides)
     least = 0

@@ -40,19 +40,19 @@ class Group:
 
 
 def is_quantize(node: object) -> bool:
-    """Whether a node quantizes to int8 or uint8 with plain numbers."""
+    """Tell whether a node quantizes to int8 or uint8 with plain numbers."""
     return isinstance(node, fx.Node) and node.target is torch_compat.QUANTIZE and node.args[5] in _INT8
 
 
 def is_dequantize(node: object) -> bool:
-    """Whether a node gives float32 from int8 or uint8 with plain numbers."""
+    """Tell whether a node gives float32 from int8 or uint8 with plain numbers."""
     if not isinstance(node, fx.Node) or node.target is not torch_compat.DEQUANTIZE:
         return False
     return node.args[5] in _INT8 and node.kwargs.get("out_dtype") in (None, torch.float32)
 
 
 def is_dynamic(node: object) -> bool:
-    """Whether a node dequantizes a tensor whose grid was found at run time (lower_dynamic.py)."""
+    """Tell whether a node dequantizes a tensor whose grid was found at run time (lower_dynamic.py)."""
     return isinstance(node, fx.Node) and node.target is kernels.dequantize and isinstance(node.args[1], fx.Node)
 
 
@@ -64,7 +64,7 @@ def grid_of(node: fx.Node) -> Grid:
 
 
 def channel_grid(region: Region, x: object, node: fx.Node) -> QParams | None:
-    """The grid of a depthwise convolution's input that has a scale for each channel and one zero point.
+    """Return the grid of a depthwise convolution's input that has a scale for each channel and one zero point.
 
     The integers times the scale are what a kernel for a scale of 1 computes whose weight has that scale beside its own.
     """
@@ -82,21 +82,21 @@ def channel_grid(region: Region, x: object, node: fx.Node) -> QParams | None:
 
 
 def dtype_of(node: fx.Node) -> torch.dtype:
-    """The integer dtype of a quantize or dequantize node."""
+    """Return the integer dtype of a quantize or dequantize node."""
     dtype = node.args[5]
     assert isinstance(dtype, torch.dtype)
     return dtype
 
 
 def integers(node: fx.Node) -> fx.Node:
-    """What a dequantize node reads, or a quantize node's source."""
+    """Return what a dequantize node reads, or a quantize node's source."""
     source = node.args[0]
     assert isinstance(source, fx.Node)
     return source
 
 
 def _most(dequantize: fx.Node) -> int:
-    """The greatest integer that a dequantize node may read. Nobody holds the caller's to the end of the grid."""
+    """Return the greatest integer that a dequantize node may read. Nobody holds the caller's to the end of the grid."""
     if integers(dequantize).op == "placeholder":
         return 255
     most = integers(integers(dequantize)).args[3] if is_dynamic(dequantize) else dequantize.args[-2]
@@ -105,25 +105,25 @@ def _most(dequantize: fx.Node) -> int:
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
-    """The one user of any kind: a node that is fused away leaves nothing behind to read the size of."""
+    """Return the one user of any kind: a node that is fused away leaves nothing behind to read the size of."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def quantize_after(node: fx.Node) -> fx.Node | None:
-    """The quantize node that is the only user, if there is one."""
+    """Return the quantize node that is the only user, if there is one."""
     user = only_user(node)
     return user if is_quantize(user) else None
 
 
 def weight_holder(region: Region, weight: object) -> QuantizedWeight | None:
-    """The holder of the integers that a dequantized weight is made from."""
+    """Return the holder of the integers that a dequantized weight is made from."""
     path = weight_path(region, weight)
     module = None if path is None else region.get_submodule(path)
     return module if isinstance(module, QuantizedWeight) else None
 
 
 def weight_path(region: Region, weight: object) -> str | None:
-    """The path of that holder."""
+    """Return the path of that holder."""
     if not isinstance(weight, fx.Node) or weight.target not in torch_compat.DEQUANTIZE_OPS:
         return None
     source = integers(weight)
@@ -145,7 +145,7 @@ def _kernel_weight(region: Region, weight: object, axis: int) -> QuantizedWeight
 def match_group(
     region: Region, node: fx.Node, ops: OpTable, tails: frozenset[str], residual: bool, float_sum: bool = False
 ) -> Group | str:
-    """The group around a weighted op, or the reason why no int8 kernel takes it."""
+    """Return the group around a weighted op, or the reason why no int8 kernel takes it."""
     op = ops.of_node(node, region)
     assert op is not None
     if len(node.args) < 2:

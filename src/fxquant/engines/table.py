@@ -25,7 +25,7 @@ from fxquant.targets.x86 import onednn, x86
 
 
 def native_engine(settings: Native | None = None) -> Engine:
-    """The native engine, with settings of its own."""
+    """Return the native engine, with settings of its own."""
     return Engine(
         name="native",
         target=x86,
@@ -88,12 +88,12 @@ ENGINES = (
 
 
 def default_engine() -> Engine:
-    """The native engine where it can run, else oneDNN."""
+    """Return the native engine where it can run, else oneDNN."""
     return next(engine for engine in (as_engine("native"), as_engine("onednn")) if engine.available())
 
 
 def as_engine(engine: Engine | Native | str | None) -> Engine:
-    """An engine from its name, its settings, or itself; None is the default."""
+    """Return an engine from its name, its settings, or itself; None is the default."""
     if engine is None:
         return default_engine()
     if isinstance(engine, Engine):
@@ -108,12 +108,12 @@ def as_engine(engine: Engine | Native | str | None) -> Engine:
 
 
 def available_engines() -> tuple[Engine, ...]:
-    """The engines that can run here, without "reference"."""
+    """Return the engines that can run here, without "reference"."""
     return tuple(engine for engine in ENGINES if engine is not REFERENCE and engine.available())
 
 
 def targets_of_engines() -> tuple[Target, ...]:
-    """The targets of all engines: what a model that is prepared without a target may be decided for.
+    """Return the targets of all engines: what a model that is prepared without a target may be decided for.
 
     Of those that differ in the limits of weights alone there is one, as the same tensors are watched for them.
     """

@@ -34,7 +34,7 @@ class Watch:
     blind: bool  # some do not count what is written to them
 
     def holds(self) -> bool:
-        """Whether all is as it was. A few passes in C: between two runs, none of the objects is in the caches."""
+        """Tell whether all is as it was. A few passes in C: between two runs, none of the objects is in the caches."""
         try:
             if not all(map(is_, map(getitem, self.tables, self.names), self.tensors)):
                 return False
@@ -47,7 +47,7 @@ class Watch:
         return all(module.training is training for module, training in self.modes)
 
     def digest(self) -> int:
-        """A checksum of all values, to tell in a copy whether it still has them."""
+        """Return a checksum of all values, to tell in a copy whether it still has them."""
         found = 0
         for tensor in self.tensors:
             found = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, found)
@@ -87,7 +87,7 @@ def _is_steady(module: nn.Module) -> bool:
 
 
 def called_modules(region: Region) -> list[nn.Module]:
-    """The region and the modules that its graph calls, without kernels, which run no hooks."""
+    """Return the region and the modules that its graph calls, without kernels, which run no hooks."""
     found: list[nn.Module] = [region]
     for node in region.graph.nodes:
         if node.op == "call_module":

@@ -49,7 +49,7 @@ def export_json(model: nn.Module, path: str | os.PathLike[str]) -> Path:
 
 
 def encodings(model: nn.Module) -> dict[str, object]:
-    """The graph of a converted model and the grids of its tensors, as plain values."""
+    """Return the graph of a converted model and the grids of its tensors, as plain values."""
     tree = reference_of(model, "export_json")
     found = {path: {"nodes": _nodes(region), "tensors": _tensors(region)} for path, region in regions(tree)}
     return {"format": "fxquant-encodings", "version": VERSION, "regions": found}
@@ -87,7 +87,7 @@ def _tensors(region: Region) -> dict[str, Encoding]:
 
 
 def _bias_encoding(region: Region, node: fx.Node) -> Encoding:
-    """The grid of a bias that is stored as integers."""
+    """Return the grid of a bias that is stored as integers."""
     integers, scale, zero = (get_attr(region, str(arg.target)) for arg in node.args[:3] if isinstance(arg, fx.Node))
     limits = torch.iinfo(integers.dtype)
     axis = 0 if scale.dim() else None
@@ -99,7 +99,7 @@ def _is_static(node: fx.Node) -> bool:
 
 
 def encoding(region: Region, node: fx.Node) -> Encoding:
-    """The grid of a quantize or dequantize node whose numbers are fixed."""
+    """Return the grid of a quantize or dequantize node whose numbers are fixed."""
     named = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))  # type: ignore[union-attr]
     scale = _values(region, named.get("scales", named.get("scale")))
     given = named.get("zero_points", named.get("zero_point"))

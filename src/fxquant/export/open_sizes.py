@@ -23,7 +23,7 @@ Call: TypeAlias = tuple[tuple[object, ...], dict[str, object]]  # args and kwarg
 def open_sizes(
     tree: nn.Module, example: Call, caller: str, *, dynamic_batch: bool, dynamic_shapes: DynamicShapes | None
 ) -> tuple[Call, Shapes | None]:
-    """The example as torch.export can open its sizes, and its `dynamic_shapes`; None if all are fixed."""
+    """Return the example as torch.export can open its sizes, and its `dynamic_shapes`; None if all are fixed."""
     shapes: Shapes | None = None
     if dynamic_batch:
         first = next((leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.dim()), None)
@@ -60,7 +60,7 @@ def _named(tree: nn.Module, example: Call, caller: str, shapes: Shapes | None, w
 
 
 def open_batch(tree: nn.Module, example: Call, batch: int) -> tuple[Call, Shapes]:
-    """The example with a batch above 1, which torch.export would fix, and the open dimension of each tensor."""
+    """Return the example with a batch above 1, which torch.export would fix, and the open dimension of each tensor."""
     dim = torch.export.Dim("batch")
 
     def is_batched(leaf: object) -> bool:

@@ -90,7 +90,7 @@ def _observing(prepared: nn.Module) -> Iterator[list[Observer]]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel, FullyShardedDataParallel or an averaged copy."""
+    """Return the model inside DistributedDataParallel, FullyShardedDataParallel or an averaged copy."""
     while not isinstance(model, Region) and isinstance(inner := getattr(model, "module", None), nn.Module):
         if type(model).__module__.partition(".")[0] != "torch":
             break
@@ -119,7 +119,7 @@ def check_data(data: object) -> None:
 
 
 def peek(data: Iterable[T]) -> tuple[T, Iterable[T]]:
-    """The first batch, and data that still has it: a one-shot iterator is put together again."""
+    """Return the first batch, and data that still has it: a one-shot iterator is put together again."""
     check_data(data)
     iterator = iter(data)
     try:

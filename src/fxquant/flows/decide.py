@@ -37,7 +37,7 @@ def decide(
     amendments: Amendments | None = None,
     in_place: bool = False,
 ) -> nn.Module:
-    """The model with quantizers in place, in the state of observing. It shares its tensors with `prepared`.
+    """Return the model with quantizers in place, in the state of observing. It shares its tensors with `prepared`.
 
     The target is `target`; or what the model was prepared for; or what `engine` asks for. `rules` go before those that
     it was prepared with, except in standalone modules that have their own; `amendments` change what comes out of both.
@@ -83,12 +83,12 @@ def decide_for_training(model: nn.Module, target: Target) -> nn.Module:
 
 
 def leaves_target_open(model: nn.Module) -> bool:
-    """Whether the engine is to say what a prepared model, or a part of it, is decided for."""
+    """Tell whether the engine is to say what a prepared model, or a part of it, is decided for."""
     return any(is_open(region) and _request(region).target is None for _, region in regions(model))
 
 
 def is_open(region: Region) -> bool:
-    """Whether nothing is decided about a region yet."""
+    """Tell whether nothing is decided about a region yet."""
     return plan_of(region).request is not None
 
 

@@ -29,7 +29,7 @@ class Statistic(Protocol):
         """Tells it from other statistics of a tensor; an end of names in state_dicts, so letters, digits and _."""
 
     def make(self) -> nn.Module:
-        """A numerics.observers.watcher.Watcher that has seen nothing."""
+        """Return a numerics.observers.watcher.Watcher that has seen nothing."""
 
 
 @dataclass(frozen=True, slots=True)

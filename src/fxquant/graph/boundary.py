@@ -43,7 +43,7 @@ def _known(grids: Mapping[int, QParams | str], index: int, side: str) -> QParams
 
 
 def boundary_of(region: Region) -> Boundary:
-    """The boundary of a region, empty if all of it is float."""
+    """Return the boundary of a region, empty if all of it is float."""
     boundary = plan_of(region).boundary
     if not isinstance(boundary, Boundary):
         return Boundary()

@@ -16,7 +16,7 @@ from fxquant.graph.region import Region
 
 
 def clone_tree(module: nn.Module, *, share_tensors: bool = True, share_objects: bool = True) -> nn.Module:
-    """A copy of the module tree. Modules that occur at several paths stay one module.
+    """Return a copy of the module tree. Modules that occur at several paths stay one module.
 
     Plain attributes are shared; with `share_objects` False they are copied where that is safe (`graph.own`), and so are
     buffers and plain tensors. Tensors are shared otherwise, unless `share_tensors` is False.

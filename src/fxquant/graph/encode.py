@@ -30,7 +30,7 @@ class EncodedGraph(TypedDict):
 
 
 def encode_graph(graph: fx.Graph) -> EncodedGraph:
-    """A graph as plain rows that pickle: targets by qualified name where that finds them again."""
+    """Return a graph as plain rows that pickle: targets by qualified name where that finds them again."""
     rows = []
     for node in graph.nodes:
         args, kwargs = map_arg((node.args, node.kwargs), cast(Any, lambda n: Ref(n.name)))
@@ -42,7 +42,7 @@ def encode_graph(graph: fx.Graph) -> EncodedGraph:
 
 
 def decode_graph(encoded: EncodedGraph) -> fx.Graph:
-    """The inverse of `encode_graph`."""
+    """Return the inverse of `encode_graph`."""
     graph = fx.Graph()
     if encoded["pytree"] is not None:
         graph.set_codegen(fx.graph._PyTreeCodeGen(encoded["pytree"]))
@@ -84,7 +84,7 @@ def _encode_target(node: fx.Node) -> object:
 
 
 def resolve_function(name: str) -> object:
-    """The function with a qualified name such as `torch.nn.functional.relu` or `torch.ops.aten.add.Tensor`."""
+    """Return the function with a qualified name such as `torch.nn.functional.relu` or `torch.ops.aten.add.Tensor`."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         module = sys.modules.get(".".join(parts[:cut]))

@@ -69,7 +69,7 @@ class WaitingConverted(Waiting):
 
 
 def waiting(model: nn.Module, prepare: Prepare, look: Look) -> nn.Module:
-    """A clone of a model that is prepared when it is first called; `look` shows its graph until then."""
+    """Return a clone of a model that is prepared when it is first called; `look` shows its graph until then."""
     tree = clone_tree(model)
     _wait_as(tree, Waiting)
     tree.__dict__[_PREPARE] = (prepare, tree.training, look)
@@ -77,7 +77,7 @@ def waiting(model: nn.Module, prepare: Prepare, look: Look) -> nn.Module:
 
 
 def waiting_converted(model: nn.Module, convert: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """A clone of a model that waits, which is prepared and converted when it is first called."""
+    """Return a clone of a model that waits, which is prepared and converted when it is first called."""
     prepare, training, look = model.__dict__[_PREPARE]
     tree = _plain(model)
     _wait_as(tree, WaitingConverted)
@@ -95,7 +95,7 @@ def _wait_as(tree: nn.Module, how: type[Waiting]) -> None:
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    """The user's model again."""
+    """Return the user's model again."""
     plain = clone_tree(model)
     plain.__class__ = type(model).__mro__[type(model).__mro__.index(Waiting) + 1]
     for name in (_PREPARE, _STATE):

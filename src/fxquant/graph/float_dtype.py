@@ -20,7 +20,7 @@ Values = TypeVar("Values")
 
 
 def own_dtype(graph: fx.Graph) -> torch.dtype:
-    """The float dtype that a graph was captured in: that of its first float input."""
+    """Return the float dtype that a graph was captured in: that of its first float input."""
     for node in graph.nodes:
         dtype = getattr(node.meta.get("tensor"), "dtype", None)
         if node.op == "placeholder" and dtype is not None and dtype.is_floating_point:

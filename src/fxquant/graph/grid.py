@@ -35,7 +35,7 @@ class QParams:
 
     @classmethod
     def of(cls, node: fx.Node) -> QParams | None:
-        """The grid of a quantize or dequantize node on a fixed grid; None for any other."""
+        """Return the grid of a quantize or dequantize node on a fixed grid; None for any other."""
         if node.target in _PER_TENSOR:
             scale, zero_point, low, high, dtype, *rest = node.args[1:]
             axis: Any = None
@@ -67,9 +67,9 @@ class QParams:
         return (_PER_TENSOR if self.axis is None else _PER_CHANNEL)[2]
 
     def quantize(self, x: Tensor) -> Tensor:
-        """The integers nearest to `x`, as the model wants its input."""
+        """Return the integers nearest to `x`, as the model wants its input."""
         return self.quantize_op(x.float(), *self.quantize_args)
 
     def dequantize(self, q: Tensor) -> Tensor:
-        """The real values of the integers that the model returns."""
+        """Return the real values of the integers that the model returns."""
         return self.dequantize_op(q, *self.args)

@@ -18,7 +18,7 @@ HOOK_TABLES = (
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
-    """Whether code of the user's runs before or after a call of this module."""
+    """Tell whether code of the user's runs before or after a call of this module."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -49,7 +49,7 @@ def warn_of_traced_hooks(model: nn.Module, captured: nn.Module) -> None:
 
 
 def _has_own_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks of the user's; exported programs come with some of torch's."""
+    """Tell whether a module has hooks of the user's; exported programs come with some of torch's."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks)
 

@@ -124,7 +124,7 @@ def _check_converted(region: Region, node: fx.Node, fail: Callable[[fx.Node, str
 
 
 def _number(region: Region, value: object) -> object:
-    """A plain number, or what a graph reads as one; an unknown scale is nan (numerics/grid.py)."""
+    """Return a plain number, or what a graph reads as one; an unknown scale is nan (numerics/grid.py)."""
     if not isinstance(value, fx.Node) or value.op != "get_attr":
         return value
     tensor = get_attr(region, str(value.target))

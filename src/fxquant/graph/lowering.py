@@ -35,7 +35,7 @@ class Filler(Protocol):
         """Bring the graph in step with its grids before a call, and raise if one is not known."""
 
     def refuses(self, args: tuple[object, ...], kwargs: dict[str, object]) -> InputError | None:
-        """Why no grid takes an input of a call, if none does."""
+        """Tell why no grid takes an input of a call, if none does."""
 
     def keep_up(self, region: Region) -> None:
         """Make the graph again if the grids are not as they were."""
@@ -142,7 +142,7 @@ def run_own_graph(region: Region) -> None:
 
 
 def runs_own_graph(region: Region) -> bool:
-    """Whether a region runs its own graph, and no function in the place of that."""
+    """Tell whether a region runs its own graph, and no function in the place of that."""
     return "forward" not in region.__dict__
 
 

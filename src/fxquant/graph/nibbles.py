@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def pack(values: Tensor) -> Tensor:
-    """The rows of a tensor along its first dimension, packed."""
+    """Return the rows of a tensor along its first dimension, packed."""
     rows = values.reshape(values.shape[0], -1)
     if rows.shape[1] % 2:
         rows = torch.nn.functional.pad(rows, (0, 1))
@@ -22,7 +22,7 @@ def pack(values: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, tail: Sequence[int], signed: bool) -> Tensor:
-    """The inverse, for rows of the shape `tail`; any number of dimensions may come before the last one."""
+    """Return the inverse, for rows of the shape `tail`; any number of dimensions may come before the last one."""
     count = math.prod(tail)
     if packed.dtype != torch.uint8 or packed.dim() < 2 or packed.shape[-1] != -(-count // 2):
         raise ValueError(f"{packed.dtype} of the shape {tuple(packed.shape)} are no rows of {count}, two to a byte")

@@ -28,7 +28,7 @@ class TensorInfo:
 
 
 def scope_path(node: fx.Node) -> str:
-    """The path of a node: of its module for `call_module`, of the innermost enclosing module otherwise."""
+    """Return the path of a node: of its module for `call_module`, of the innermost enclosing module otherwise."""
     if node.op == "call_module":
         return str(node.target)
     scope = node.meta.get("scope", ())
@@ -36,7 +36,7 @@ def scope_path(node: fx.Node) -> str:
 
 
 def full_path(region: Region, node: fx.Node) -> str:
-    """The path of a node in the whole model."""
+    """Return the path of a node in the whole model."""
     path, kernels = scope_path(node), kernel_path_of(region)
     if kernels and path.startswith(f"{kernels}."):
         scope = node.meta.get("scope", ())  # a kernel goes by the module that it stands for
@@ -51,7 +51,7 @@ _SIZE_OPS = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 
 
 def reads_size(node: fx.Node) -> bool:
-    """Whether a node looks at the size of its operand only, so that any tensor of that size would do."""
+    """Tell whether a node looks at the size of its operand only, so that any tensor of that size would do."""
     if node.op == "call_method":
         return node.target in _SIZE_METHODS
     if node.target is getattr:
@@ -60,7 +60,7 @@ def reads_size(node: fx.Node) -> bool:
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
-    """The one node that takes the tensor, if there is just one; nodes that read its size do not count."""
+    """Return the one node that takes the tensor, if there is just one; nodes that read its size do not count."""
     takers = [user for user in node.users if not reads_size(user)]
     return takers[0] if len(takers) == 1 else None
 
@@ -73,7 +73,7 @@ def last_input(node: fx.Node) -> fx.Node:
 
 
 def tensor_info(node: fx.Node) -> TensorInfo | None:
-    """What is known of the tensor that a node returns; None for anything but a single tensor."""
+    """Return what is known of the tensor that a node returns; None for anything but a single tensor."""
     info = node.meta.get("tensor")
     return info if isinstance(info, TensorInfo) else None
 
@@ -90,7 +90,7 @@ def holds_argument(check: _Check) -> _Check:
 
 
 def held_value(placeholder: fx.Node) -> object:
-    """The one value that an argument may have, or NOT_HELD."""
+    """Return the one value that an argument may have, or NOT_HELD."""
     return next((user.args[2] for user in placeholder.users if user.target in _checks), NOT_HELD)
 
 
@@ -113,7 +113,7 @@ class _Recorder(PlainInterpreter):
 
 
 def plain(value: Any) -> Any:
-    """The arguments of a node with lists and dicts of Python in the place of those that fx fixes."""
+    """Return the arguments of a node with lists and dicts of Python in the place of those that fx fixes."""
     if isinstance(value, immutable_list):
         return [plain(item) for item in value]
     if isinstance(value, immutable_dict):

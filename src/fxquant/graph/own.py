@@ -132,7 +132,7 @@ class _Copier:
         return cast("types.CellType", self.memo.setdefault(id(cell), types.CellType(item)))
 
     def _copy_function(self, value: types.FunctionType) -> types.FunctionType:
-        """A function whose closure is its own, if there is something in it to write to."""
+        """Return a function whose closure is its own, if there is something in it to write to."""
         cells = list(value.__closure__ or ())
         try:
             held = [cell.cell_contents for cell in cells]
@@ -162,7 +162,7 @@ class _Copier:
         return special.isdisjoint((*_HOOKS, "__new__", "__del__", "__slots__"))
 
     def _share(self, value: object, cls: type) -> object:
-        """The object itself; or what its class makes of a copy, if it has a say in that."""
+        """Return the object itself; or what its class makes of a copy, if it has a say in that."""
         python = (not is_foreign(cls.__module__) and cls.__flags__ & _HEAP) or cls is random.Random
         if python and not hasattr(cls, "__del__"):
             try:

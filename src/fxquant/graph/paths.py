@@ -13,7 +13,7 @@ def join_path(*parts: str) -> str:
 
 
 def is_within(path: str, root: str) -> bool:
-    """Whether a path is `root` or below it; all are below the empty one."""
+    """Tell whether a path is `root` or below it; all are below the empty one."""
     return not root or path == root or path.startswith(f"{root}.")
 
 
@@ -37,7 +37,7 @@ def set_submodule(root: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def find_module(root: nn.Module, path: str) -> nn.Module | None:
-    """The module at a path, by the tables of children alone; None if there is none.
+    """Return the module at a path, by the tables of children alone; None if there is none.
 
     `get_submodule` reads attributes, and a region that stands for a parameter reads as a tensor.
     """
@@ -48,7 +48,7 @@ def find_module(root: nn.Module, path: str) -> nn.Module | None:
 
 
 def get_attr(root: nn.Module, path: str) -> Any:
-    """The parameter, buffer or plain attribute at a dotted path; a tensor as it is stored."""
+    """Return the parameter, buffer or plain attribute at a dotted path; a tensor as it is stored."""
     value: Any = root
     *above, name = path.split(".")
     for step in above:

@@ -13,5 +13,5 @@ class Quantizer(nn.Module):
 
 
 def calls_quantizer(region: Region, node: fx.Node) -> bool:
-    """Whether a node calls a quantizer."""
+    """Tell whether a node calls a quantizer."""
     return node.op == "call_module" and isinstance(find_module(region, str(node.target)), Quantizer)

@@ -31,7 +31,7 @@ _MISSING = object()
 
 
 def is_foreign(module_name: object) -> bool:
-    """Whether code is Python's, torch's or ours, so that it keeps no state of the user's."""
+    """Tell whether code is Python's, torch's or ours, so that it keeps no state of the user's."""
     return not isinstance(module_name, str) or module_name.partition(".")[0] in _FOREIGN
 
 
@@ -55,7 +55,7 @@ def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozen
 
 
 def is_missing(value: object) -> bool:
-    """Whether a binding was not there."""
+    """Tell whether a binding was not there."""
     return value is _MISSING
 
 

@@ -30,7 +30,7 @@ class ReadModules:
         self._children = [child for _, _, child in found.values()]
 
     def stand(self) -> bool:
-        """Whether all stand where they did. A pass in C: this is before each call."""
+        """Tell whether all stand where they did. A pass in C: this is before each call."""
         try:
             return all(map(is_, map(getitem, self._tables, self._names), self._children))
         except KeyError:

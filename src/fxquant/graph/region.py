@@ -335,7 +335,7 @@ def _unpickle(state: dict[str, object], rows: EncodedGraph) -> Region:
 
 
 def origin_of(region: Region) -> Origin:
-    """What capture found out about a region."""
+    """Return what capture found out about a region."""
     return region._region.origin
 
 
@@ -346,12 +346,12 @@ def set_origin(region: Region, origin: Origin) -> None:
 
 
 def plan_of(region: Region) -> Plan:
-    """What was decided about a region."""
+    """Return what was decided about a region."""
     return region._region.plan
 
 
 def lowering_of(region: Region) -> Lowering:
-    """How a converted region runs."""
+    """Tell how a converted region runs."""
     lowering = region._region.lowering
     if lowering is None:
         raise StageError(
@@ -366,7 +366,7 @@ def set_lowering(region: Region, lowering: Lowering) -> None:
 
 
 def stage_of(region: Region) -> Stage:
-    """How far a region has come, by what it knows."""
+    """Tell how far a region has come, by what it knows."""
     parts = region._region
     if parts.lowering is not None:
         return Stage.CONVERTED
@@ -376,36 +376,36 @@ def stage_of(region: Region) -> Stage:
 
 
 def runner_of(region: Region) -> Runner | None:
-    """What an engine runs a region with; None if it runs its graph."""
+    """Return what an engine runs a region with; None if it runs its graph."""
     lowering = region._region.lowering
     return None if lowering is None else lowering.runner
 
 
 def engine_of(region: Region) -> str:
-    """What runs a region: "onednn" stands for torch's own ops, too."""
+    """Return what runs a region: "onednn" stands for torch's own ops, too."""
     runner = runner_of(region)
     return "onednn" if runner is None else runner.engine
 
 
 def kernel_path_of(region: Region) -> str:
-    """Where a region has the kernels that an engine gave it, or ""."""
+    """Tell where a region has the kernels that an engine gave it, or ""."""
     lowering = region._region.lowering
     return "" if lowering is None else lowering.kernel_path
 
 
 def region_name(region: Region) -> str:
-    """What to call a region in a message: its path, or the user's class for a whole model."""
+    """Return what to call a region in a message: its path, or the user's class for a whole model."""
     origin = region._region.origin
     return origin.path or origin.user_class.__name__
 
 
 def regions(model: nn.Module) -> Iterator[tuple[str, Region]]:
-    """The regions of a model with their paths; a fully traced model has one, at the path ''."""
+    """Yield the regions of a model with their paths; a fully traced model has one, at the path ''."""
     for path, module in model.named_modules():
         if isinstance(module, Region):
             yield path, module
 
 
 def user_class(module: nn.Module) -> type[nn.Module]:
-    """The class that the user wrote, also of a region."""
+    """Return the class that the user wrote, also of a region."""
     return module._region.origin.user_class if isinstance(module, Region) else type(module)

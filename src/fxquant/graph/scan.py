@@ -10,7 +10,7 @@ from fxquant.graph.region import Region, Stage, lowering_of, runner_of, stage_of
 
 
 def runs_step_by_step(step: nn.Module) -> bool:
-    """Whether a module is a converted region whose engine has no `scan_all`."""
+    """Tell whether a module is a converted region whose engine has no `scan_all`."""
     if not isinstance(step, Region) or stage_of(step) is not Stage.CONVERTED:
         return False
     runner = runner_of(step)

@@ -84,7 +84,7 @@ with contextlib.suppress(ImportError):
 
 
 def has_scan() -> bool:
-    """Whether torch can write a loop over the first dimension of a tensor as one op of an exported graph."""
+    """Tell whether torch can write a loop over the first dimension of a tensor as one op of an exported graph."""
     return _scan is not None
 
 
@@ -106,7 +106,7 @@ def run_by_compilers(function: _Function) -> _Function:
 
 
 def is_traced() -> bool:
-    """Whether torch.jit.trace writes down the ops that run."""
+    """Tell whether torch.jit.trace writes down the ops that run."""
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
@@ -135,13 +135,13 @@ def untraced() -> Iterator[None]:
 
 
 def dynamo_traces() -> bool:
-    """Whether TorchDynamo is tracing in this thread, its own code included."""
+    """Tell whether TorchDynamo is tracing in this thread, its own code included."""
     context = getattr(torch._guards, "CompileContext", None)
     return context is not None and context.current_compile_id() is not None
 
 
 def keeps_volumes_last(x: torch.Size, weight: torch.Size, geometry: Geometry) -> bool:
-    """Whether the float convolution that torch has for volumes of these sizes knows channels last; not all do."""
+    """Tell whether the float convolution that torch has for volumes of these sizes knows channels last; not all do."""
     select = getattr(torch._C, "_select_conv_backend", None)
     if select is None:
         return True
@@ -153,7 +153,7 @@ def keeps_volumes_last(x: torch.Size, weight: torch.Size, geometry: Geometry) ->
 
 
 def unseen() -> contextlib.AbstractContextManager[object]:
-    """A context in which no dispatch mode sees the ops that run."""
+    """Return a context in which no dispatch mode sees the ops that run."""
     return torch._C._DisableTorchDispatch()
 
 
@@ -162,17 +162,17 @@ _KNOWS_MODES = all(hasattr(torch._C, name) for name in _MODES) and hasattr(nn.mo
 
 
 def hooks_made() -> int | None:
-    """How many hooks were ever registered in this process; None if torch does not count them."""
+    """Tell how many hooks were ever registered in this process; None if torch does not count them."""
     return getattr(RemovableHandle, "next_id", None)
 
 
 def has_global_hooks() -> bool:
-    """Whether hooks on all modules of the process are set, or torch does not tell."""
+    """Tell whether hooks on all modules of the process are set, or torch does not tell."""
     return not _KNOWS_MODES or bool(nn.modules.module._has_any_global_hook())
 
 
 def plain_mode() -> bool:
-    """Whether ops run as they are written: nothing traces, casts or intercepts them."""
+    """Tell whether ops run as they are written: nothing traces, casts or intercepts them."""
     return _KNOWS_MODES and not (
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
@@ -183,7 +183,7 @@ def plain_mode() -> bool:
 
 
 def class_before_script(module: nn.Module) -> type:
-    """The class of a module; of a scripted one that which it was made of, if it is one of torch's."""
+    """Return the class of a module; of a scripted one that which it was made of, if it is one of torch's."""
     if not is_scripted(module):
         return type(module)
     found = getattr(nn, str(getattr(module, "original_name", "")), None)
@@ -191,21 +191,21 @@ def class_before_script(module: nn.Module) -> type:
 
 
 def is_scripted(module: nn.Module) -> bool:
-    """Whether a module is TorchScript, which has tables and code of its own."""
+    """Tell whether a module is TorchScript, which has tables and code of its own."""
     return isinstance(module, torch.jit.ScriptModule)
 
 
 def is_exported(module: nn.Module) -> bool:
-    """Whether a module is that of an exported program."""
+    """Tell whether a module is that of an exported program."""
     return any(base.__module__ == "torch.export._unlift" for base in type(module).__mro__) and not is_guards(module)
 
 
 def is_guards(module: object) -> bool:
-    """Whether a module holds the checks of an exported program."""
+    """Tell whether a module holds the checks of an exported program."""
     return type(module).__name__ == "GuardsFn"
 
 
 def compiled_module(module: nn.Module) -> nn.Module | None:
-    """The module inside torch.compile's wrapper; None for any other."""
+    """Return the module inside torch.compile's wrapper; None for any other."""
     inner = module._modules.get("_orig_mod") if type(module).__module__.startswith("torch._dynamo") else None
     return inner if isinstance(inner, nn.Module) else None

@@ -52,7 +52,7 @@ def set_tree(model: nn.Module, tree: Tree) -> None:
 
 
 def tree_of(model: nn.Module) -> Tree:
-    """What is known of a model; of one that is a single region, what the region knows."""
+    """Return what is known of a model; of one that is a single region, what the region knows."""
     found: Any = model.__dict__.get(_KEY)
     if isinstance(found, Tree):
         return found
@@ -63,7 +63,7 @@ def tree_of(model: nn.Module) -> Tree:
 
 
 def trees(model: nn.Module) -> dict[str, Tree]:
-    """What is known of a model and of the parts that were captured by themselves, by path."""
+    """Return what is known of a model and of the parts that were captured by themselves, by path."""
     found = {path: module.__dict__.get(_KEY) for path, module in model.named_modules()}
     return {path: tree for path, tree in found.items() if isinstance(tree, Tree)}
 
@@ -85,7 +85,7 @@ def place_regions(model: nn.Module, root: str = "", outer: tuple[tuple[str, str]
 
 
 def weighted_parts(module: nn.Module, ops: OpTable = OPS) -> dict[str, int]:
-    """How many weighted ops each module of a tree is by itself, by path; what stands in a region is left out."""
+    """Tell how many weighted ops each module of a tree is by itself, by path; what stands in a region is left out."""
     found: dict[str, int] = {}
     seen: set[int] = set()
 

@@ -93,7 +93,7 @@ def _tensor(row: LayerRow, place: Place, counts: dict[Place, list[int]]) -> Plai
 
 
 def _source_line(where: str) -> str:
-    """The text of the line, if the file is here."""
+    """Return the text of the line, if the file is here."""
     name, _, number = where.rpartition(":")
     return linecache.getline(name, int(number)).strip() if number.isdigit() else ""
 
@@ -124,7 +124,7 @@ def gather_weights(found: Comparison) -> list[Plain]:
 
 
 def gather_fixes(sides: Sides, tried: Tried, evaluate: Callable[[nn.Module], object] | None, most: int) -> list[Plain]:
-    """What is worth doing; with an evaluation, the score that the best of it gives."""
+    """Return what is worth doing; with an evaluation, the score that the best of it gives."""
     return [
         {"title": fix.title, "code": fix.code, "sqnr": fix.sqnr, "gain": fix.gain}
         | ({} if evaluate is None or number >= most else {"score": _score_with(sides, fix, evaluate)})
@@ -140,7 +140,7 @@ def _score_with(sides: Sides, fix: Fix, evaluate: Callable[[nn.Module], object])
 
 @torch.no_grad()
 def gather_score(float_model: nn.Module, quantized: nn.Module, evaluate: Callable[[nn.Module], object]) -> Plain:
-    """What the user's own metric says of both."""
+    """Return what the user's own metric says of both."""
     with evaluating(float_model):
         before = read_score(evaluate(float_model)).value
     return {"float": float(before), "int8": float(read_score(evaluate(quantized)).value)}
@@ -148,7 +148,7 @@ def gather_score(float_model: nn.Module, quantized: nn.Module, evaluate: Callabl
 
 @torch.no_grad()
 def agreement(sides: Sides, quantized: nn.Module, data: Sequence[object]) -> Plain | None:
-    """How often the largest of some outputs is the same, where a model returns a row of them for each sample."""
+    """Tell how often the largest of some outputs is the same, where a model returns a row of them for each sample."""
     same = every = 0
     for batch in data:
         wanted, found = run_batch(sides.twin, batch), run_batch(quantized, batch)
@@ -191,7 +191,7 @@ def gather_speed(
 
 
 def _at_hand(quantized: nn.Module) -> list[str]:
-    """The engine of a model, and those that run it as it is, without an export."""
+    """Return the engine of a model, and those that run it as it is, without an export."""
     own = {engine_of(region) for _, region in regions(quantized)}
     return [engine.name for engine in available_engines() if engine.name in own | {"onednn", "native"}]
 
@@ -224,7 +224,7 @@ def _kernel(row: Row) -> Plain:
 
 
 def gather_account(quantized: nn.Module) -> Plain:
-    """What runs in int8, what stayed in float, and why."""
+    """Return what runs in int8, what stayed in float, and why."""
     account = explain(quantized)
     rows = [
         {"path": row.path or row.node, "kind": row.kind, "why": row.reason, "where": short_where(row.where)}

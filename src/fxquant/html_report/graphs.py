@@ -37,12 +37,12 @@ class Drawn:
 
 
 def draw_float(sides: Sides) -> Drawn:
-    """A box for each op of the float model."""
+    """Return a box for each op of the float model."""
     return _draw(sides.twin, lambda node: node.name)
 
 
 def draw_int8(sides: Sides) -> Drawn:
-    """A box for each kernel of the quantized model."""
+    """Return a box for each kernel of the quantized model."""
 
     def group(node: fx.Node) -> str:
         note = note_of(node)
@@ -86,7 +86,7 @@ def _is_shown(region: Region, node: fx.Node) -> bool:
 
 
 def _sources(region: Region, node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
-    """The boxes' nodes that a node reads, through all that is no box, and whether integers come from there."""
+    """Yield the boxes' nodes that a node reads, through all that is no box, and whether integers come from there."""
     seen: set[tuple[fx.Node, bool]] = set()
     stack = [(source, False) for source in node.all_input_nodes]
     while stack:

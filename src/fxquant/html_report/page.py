@@ -14,7 +14,7 @@ _SCRIPTS = ("look.js", "charts.js", "graph.js", "page.js")
 
 
 def render(data: Json) -> str:
-    """The page. Nothing in it is fetched from elsewhere."""
+    """Return the page. Nothing in it is fetched from elsewhere."""
     assets = files("fxquant.html_report") / "assets"
 
     def read(name: str) -> str:

@@ -50,7 +50,7 @@ class Report:
     data: Json
 
     def to_dict(self) -> Json:
-        """All that the page shows, plain."""
+        """Return all that the page shows, plain."""
         return self.data
 
     def to_json(self) -> str:
@@ -58,7 +58,7 @@ class Report:
         return json.dumps(self.data, indent=1)
 
     def summary(self) -> str:
-        """A few lines."""
+        """Return a few lines."""
         return "\n".join([*self.data["headlines"], f"written to {self.path}"])
 
     def __str__(self) -> str:
@@ -159,7 +159,7 @@ def _measure(
 
 
 def _converted(quantized: nn.Module) -> nn.Module:
-    """A model that can be timed, of one in any stage."""
+    """Return a model that can be timed, of one in any stage."""
     stages = {stage_of(region) for _, region in regions(quantized)}
     return convert_fx(quantized) if Stage.PREPARED in stages else quantized
 
@@ -188,7 +188,7 @@ def _made_with() -> dict[str, str]:
 
 
 def _headlines(made: Json) -> list[str]:
-    """What a reader wants first, as sentences."""
+    """Return what a reader wants first, as sentences."""
     lines = []
     if (score := made["score"]) is not None:
         lines.append(f"score {score['int8']:.4g}, float {score['float']:.4g}")

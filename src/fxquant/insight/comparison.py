@@ -86,14 +86,14 @@ class Comparison:
         return len(self.rows)
 
     def __getitem__(self, path: str) -> LayerRow:
-        """The last tensor that the module at a path makes."""
+        """Return the last tensor that the module at a path makes."""
         found = [row for row in self.rows if path in (row.path, row.node)]
         if not found:
             raise ConfigError(f"nothing was compared at {path!r}. The rows have the paths: [row.path for row in ...].")
         return found[-1]
 
     def weight(self, path: str) -> WeightRow:
-        """The weight of the module at a path, with its tensors `before`, `fused` and `quantized`."""
+        """Return the weight of the module at a path, with its tensors `before`, `fused` and `quantized`."""
         for row in self.weights:
             if row.path == path:
                 return row
@@ -102,7 +102,7 @@ class Comparison:
         )
 
     def worst(self, count: int = 5) -> tuple[LayerRow, ...]:
-        """Where most of the error enters."""
+        """Tell where most of the error enters."""
         return tuple(sorted(self.rows, key=lambda row: -row.enters)[:count])
 
     def narrow(self) -> tuple[LayerRow, ...]:
@@ -111,7 +111,7 @@ class Comparison:
         return tuple(sorted(found, key=lambda row: -(row.clipped or 0)))
 
     def summary(self) -> str:
-        """A few lines: how close the outputs are, where the error enters, whether calibration saw enough."""
+        """Return a few lines: how close the outputs are, where the error enters, whether calibration saw enough."""
         lines = [f"outputs: {self.output_sqnr:.1f} dB over {self.batches} batches, {len(self.rows)} tensors compared"]
         worst = [f"{row.path or row.node} ({row.enters:.0%})" for row in self.worst(3) if row.enters > 0]
         if worst:
@@ -129,7 +129,7 @@ class Comparison:
         return "\n".join(lines)
 
     def table(self) -> Table:
-        """The tensors as a rich table, in the order of the run."""
+        """Return the tensors as a rich table, in the order of the run."""
         title = "dB; own: this op alone; enters: its share of the error"
         table = new_table(title, _COLUMNS, whole=_COLUMNS, right=_NUMBERS)
         for row in self.rows:
@@ -137,14 +137,14 @@ class Comparison:
         return table
 
     def weights_table(self) -> Table:
-        """The weights as a rich table."""
+        """Return the weights as a rich table."""
         table = new_table("weights: largest value before and after fusing", _WEIGHT_COLUMNS, whole=_WEIGHT_COLUMNS[:-1])
         for row in self.weights:
             table.add_row(*_weight_cells(row))
         return table
 
     def to_dict(self) -> dict[str, object]:
-        """All numbers, plain; the tensors of weights are left out."""
+        """Return all numbers, plain; the tensors of weights are left out."""
         weights = [
             {"path": row.path, "kind": row.kind, "spec": row.spec, "sqnr": row.sqnr, "cosine": row.cosine}
             | {"max_error": row.max_error, "fused_gain": row.fused_gain}
@@ -163,7 +163,7 @@ class Comparison:
         return json.dumps(self.to_dict(), indent=1)
 
     def to_csv(self) -> str:
-        """A line for each tensor."""
+        """Return a line for each tensor."""
         names = list(LayerRow.__dataclass_fields__)
         return as_csv(names, ([getattr(row, name) for name in names] for row in self.rows))
 

@@ -105,7 +105,7 @@ def _name(sides: Sides, kernel: Kernel, nodes: list[fx.Node]) -> tuple[str, str]
 
 
 def _in_float(sides: Sides, gains: list[KernelGain], ask: Ask, base: float) -> Iterable[Fix]:
-    """The best kernels with weights, one and some together: those have paths that `ignore` takes."""
+    """Yield the best kernels with weights, one and some together: those have paths that `ignore` takes."""
     named = [each for each in gains if each.gain >= LEAST and _has_weight(each.kind)]
     if named:
         best = named[0]

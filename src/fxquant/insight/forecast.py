@@ -119,7 +119,7 @@ def forecast(
 
 
 def placed(account: Explanation) -> tuple[Placed, ...]:
-    """Where each op runs, from the account of a prepared or converted model."""
+    """Tell where each op runs, from the account of a prepared or converted model."""
     rows = [
         Placed(
             node=row.node,

@@ -66,5 +66,5 @@ class _Counting(PlainInterpreter):
 
 
 def count_values(value: Tensor, low: float, high: float) -> Tensor:
-    """How many values are in each of BINS equal bins; those outside are left out."""
+    """Tell how many values are in each of BINS equal bins; those outside are left out."""
     return torch.histc(value.detach().float().cpu(), BINS, low, high)

@@ -20,7 +20,7 @@ EQUAL = 200.0  # dB, of tensors that are equal
 
 
 def decibel(signal: float, noise: float) -> float:
-    """A signal-to-noise ratio, between -EQUAL and EQUAL."""
+    """Return a signal-to-noise ratio, between -EQUAL and EQUAL."""
     if not noise:
         return EQUAL
     return max(min(10 * math.log10(signal / noise), EQUAL), -EQUAL) if signal else -EQUAL
@@ -140,5 +140,5 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _dot(x: Tensor, y: Tensor) -> float:
-    """The sum of products: in single precision within a part, in double between them."""
+    """Return the sum of products: in single precision within a part, in double between them."""
     return sum(float(torch.dot(a, b)) for a, b in zip(x.split(_PART), y.split(_PART), strict=True))

@@ -106,7 +106,7 @@ class _Quantized(PlainInterpreter):
         return value
 
     def _run_alone(self, n: fx.Node, value: object) -> object:
-        """The op on the float model's tensors; what may hold state, or graphs of its own, is not run twice."""
+        """Return the op on the float model's tensors; what may hold state, or graphs of its own, is not run twice."""
         if n.op == "placeholder":
             return self.floats.get(n, value)
         if not self._can_repeat(n):
@@ -159,7 +159,7 @@ class _Quantized(PlainInterpreter):
 
 
 def read_as(node: fx.Node) -> fx.Node:
-    """The node that has a tensor as its readers get it: the dequantize after it, if all of them read that."""
+    """Return the node that has a tensor as its readers get it: the dequantize after it, if all of them read that."""
     readers = [user for user in node.users if not reads_size(user)]
     step = readers[0] if len(readers) == 1 else None
     if step is not None and step.target in torch_compat.QUANTIZE_OPS:

@@ -46,7 +46,7 @@ class Change:
 
 
 def kernels(sides: Sides) -> dict[Kernel, list[fx.Node]]:
-    """The nodes of each kernel of the quantized model, in the order of the run."""
+    """Return the nodes of each kernel of the quantized model, in the order of the run."""
     found: dict[Kernel, list[fx.Node]] = {}
     for path, region in regions(sides.reference):
         for node in region.graph.nodes:
@@ -89,7 +89,7 @@ def _computes(node: fx.Node) -> bool:
 
 
 def operands(node: fx.Node) -> Iterator[fx.Node]:
-    """What a node reads, before it was rounded."""
+    """Yield what a node reads, before it was rounded."""
     for source in node.all_input_nodes:
         rounded = source.args[0] if source.target in torch_compat.DEQUANTIZE_OPS else None
         before = (
@@ -99,7 +99,7 @@ def operands(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """What reads a node, through rounding."""
+    """Yield what reads a node, through rounding."""
     for user in node.users:
         if user.target in (*torch_compat.QUANTIZE_OPS, *torch_compat.DEQUANTIZE_OPS):
             yield from _readers(user)
@@ -119,7 +119,7 @@ def output_sqnr(sides: Sides, data: Iterable[object], change: Change, wanted: Se
 
 @torch.no_grad()
 def float_outputs(sides: Sides, data: Iterable[object]) -> list[object]:
-    """What the float model returns for each batch."""
+    """Return what the float model returns for each batch."""
     return [run_batch(sides.twin, batch) for batch in data]
 
 
@@ -170,7 +170,7 @@ class _Changed(PlainInterpreter):
         }
 
     def _stays(self, n: fx.Node) -> bool:
-        """Whether a tensor is integers as before: an int8 kernel makes it for another one."""
+        """Tell whether a tensor is integers as before: an int8 kernel makes it for another one."""
         rounded = n.args[0]
         made = rounded.args[0] if isinstance(rounded, fx.Node) and rounded.args else None
         decision = decision_of(made) if isinstance(made, fx.Node) else None
@@ -194,7 +194,7 @@ class _Changed(PlainInterpreter):
         return self._wider(n, args), kwargs
 
     def _owner(self, n: fx.Node) -> tuple[str, nn.Module] | None:
-        """The path of the weight that an op reads, and the float model that has it."""
+        """Return the path of the weight that an op reads, and the float model that has it."""
         for source in n.all_input_nodes:
             read = source.args[0] if source.target in torch_compat.DEQUANTIZE_OPS else None
             if isinstance(read, fx.Node) and read.op == "get_attr" and str(read.target).endswith(".weight"):
@@ -219,7 +219,7 @@ class _Changed(PlainInterpreter):
         return self.env[source]
 
     def _wider(self, n: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of a quantize or dequantize, on a grid that reaches a range."""
+        """Return the arguments of a quantize or dequantize, on a grid that reaches a range."""
         source = n.args[0] if n.target in torch_compat.QUANTIZE_OPS else None
         if n.target in torch_compat.DEQUANTIZE_OPS and isinstance(n.args[0], fx.Node):
             source = n.args[0].args[0] if n.args[0].target in torch_compat.QUANTIZE_OPS else None

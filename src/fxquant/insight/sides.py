@@ -46,7 +46,7 @@ def set_side_by_side(
 
 
 def _reference(quantized: nn.Module, caller: str) -> nn.Module:
-    """The QDQ form of a model in any stage, without changing it."""
+    """Return the QDQ form of a model in any stage, without changing it."""
     refuse_waiting(quantized, caller)
     stages = {stage_of(region) for _, region in regions(quantized)}
     if Stage.PREPARED in stages:

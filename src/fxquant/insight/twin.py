@@ -41,7 +41,7 @@ class Pair:
 
 
 def capture_float(model: nn.Module, batch: object, tree: Tree, concrete: Mapping[str, object]) -> nn.Module:
-    """The float model, in eval mode, as regions. `tree` says how the quantized one is called."""
+    """Return the float model, in eval mode, as regions. `tree` says how the quantized one is called."""
     args, kwargs = as_example(batch, model)
     if isinstance(batch, (tuple, list)) and tree.num_inputs:
         args = tuple(batch[: tree.num_inputs])
@@ -57,14 +57,14 @@ def capture_float(model: nn.Module, batch: object, tree: Tree, concrete: Mapping
 
 
 def folded(twin: nn.Module) -> nn.Module:
-    """A copy of the float regions with batch norms folded where that can be."""
+    """Return a copy of the float regions with batch norms folded where that can be."""
     made = clone_tree(twin)
     run_passes(made, FUSE, Context())
     return made
 
 
 def pair_up(quantized: nn.Module, twin: nn.Module) -> dict[str, dict[fx.Node, Pair]]:
-    """The nodes of each region of the quantized model that have a partner in the float one."""
+    """Return the nodes of each region of the quantized model that have a partner in the float one."""
     floats = dict(regions(twin))
     names = {path: {node.name: node for node in region.graph.nodes} for path, region in floats.items()}
     places = {key: (path, node) for path, region in floats.items() for node, key in _keys(region).items()}
@@ -84,7 +84,7 @@ def pair_up(quantized: nn.Module, twin: nn.Module) -> dict[str, dict[fx.Node, Pa
 
 
 def _after_norm(node: fx.Node, region: Region, names: set[str]) -> fx.Node:
-    """The batch norm after an op, if the quantized graph has none there."""
+    """Return the batch norm after an op, if the quantized graph has none there."""
     op, user = OPS.of_node(node, region), only_user(node)
     if op is None or not op.folds_norm or user is None or user.name in names:
         return node
@@ -106,7 +106,7 @@ def _keys(region: Region) -> dict[fx.Node, tuple[str, str, int]]:
 
 
 def kind_of(region: Region, node: fx.Node) -> str:
-    """What an op is, by the table or by its own name; nothing for what only moves tensors in and out."""
+    """Return what an op is, by the table or by its own name; nothing for what only moves tensors in and out."""
     if node.op == "placeholder":
         return "input"
     op = OPS.of_node(node, region)

@@ -36,7 +36,7 @@ class WeightRow:
 
 
 def weight_rows(sides: Sides) -> Iterator[WeightRow]:
-    """A row for each quantized weight that the float model has at the same path."""
+    """Yield a row for each quantized weight that the float model has at the same path."""
     quantized, twin = sides.reference, sides.twin
     shown = {join_path(at, flat): at for at, region in regions(quantized) if (flat := origin_of(region).flat)}
     for path, holder in quantized.named_modules():
@@ -63,7 +63,7 @@ def weight_rows(sides: Sides) -> Iterator[WeightRow]:
 
 
 def float_source(sides: Sides, holder: QuantizedWeight, path: str) -> nn.Module | None:
-    """The float model, fused or not, whose weight was quantized; None if it has none like that."""
+    """Return the float model, fused or not, whose weight was quantized; None if it has none like that."""
     before, after = float_tensor(sides.twin, path), float_tensor(sides.fused, path)
     if before is None or after is None or before.shape != holder.dequantized("weight").shape:
         return None
@@ -72,7 +72,7 @@ def float_source(sides: Sides, holder: QuantizedWeight, path: str) -> nn.Module 
 
 
 def float_tensor(model: nn.Module, path: str, name: str = "weight") -> Tensor | None:
-    """A weight or bias of the float model, if it has it."""
+    """Return a weight or bias of the float model, if it has it."""
     found = getattr(find_module(model, path), name, None)
     return found.detach() if isinstance(found, Tensor) and found.is_floating_point() else None
 

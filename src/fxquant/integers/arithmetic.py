@@ -37,7 +37,7 @@ def requantize(values: Array, multiplier: Array, shift: Array, divisor: int, rou
 
 
 def keep_mantissa(values: Array) -> Array:
-    """The nearest number of 24 significant bits, ties to even: what float32 keeps of a product."""
+    """Return the nearest number of 24 significant bits, ties to even: what float32 keeps of a product."""
     size = np.abs(values)
     excess = np.zeros_like(size)
     for bits in (32, 16, 8, 4, 2, 1):  # how many bits there are above 24, as a binary search
@@ -56,7 +56,7 @@ def sum_windows(values: Array, axes: Sequence[int], starts: Sequence[Array], end
 
 
 def pad(values: Array, before: Sequence[int], after: Sequence[int], fill: int) -> Array:
-    """The last axes made longer, or shorter where a number is below zero."""
+    """Return the last axes made longer, or shorter where a number is below zero."""
     lead = values.ndim - len(before)
     widths = [(0, 0)] * lead + [(max(low, 0), max(high, 0)) for low, high in zip(before, after, strict=True)]
     padded = np.pad(values, widths, constant_values=fill)

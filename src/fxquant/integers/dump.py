@@ -142,7 +142,7 @@ def _port(found: Json) -> Port:
 
 
 def _fraction(text: str) -> Fraction:
-    """A fraction as `str` writes it: 1e999999999 would be one, too, of as many digits."""
+    """Return a fraction as `str` writes it: 1e999999999 would be one, too, of as many digits."""
     if not _FRACTION.fullmatch(text):
         raise ValueError(f"{text[:40]!r} is no scale")
     return Fraction(text)

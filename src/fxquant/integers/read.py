@@ -35,7 +35,7 @@ _UNTAGGED = (torch.ops.aten.hardswish.default, torch.ops.aten.hardswish_.default
 
 
 def read_program(model: nn.Module, example_inputs: object = None, *, caller: str) -> Program:
-    """The program of a converted model of one graph."""
+    """Return the program of a converted model of one graph."""
     tree = reference_of(model, caller)
     if not isinstance(tree, Region):
         raise ConfigError(
@@ -114,7 +114,7 @@ def _op(reader: Reader, node: fx.Node, at: Mapping[str, object]) -> object:
 
 
 def _arguments(reader: Reader, node: fx.Node) -> dict[str, object]:
-    """What a node is given, by name, defaults included."""
+    """Return what a node is given, by name, defaults included."""
 
     def look(value: object) -> object:
         if isinstance(value, fx.Node):
@@ -138,7 +138,7 @@ def _leaves(at: Mapping[str, object]) -> list[object]:
 
 
 def _constant(reader: Reader, node: fx.Node) -> object:
-    """What follows from constants alone; sizes do, too, but are not known here."""
+    """Return what follows from constants alone; sizes do, too, but are not known here."""
 
     def look(value: fx.Node) -> Any:
         return reader.found[value]

@@ -90,7 +90,7 @@ def leaky_relu(reader: Reader, node: fx.Node, at: Args) -> Value:
 
 
 def pointwise(reader: Reader, node: fx.Node, at: Args) -> Value:
-    """An elementwise function of the integers of a grid: a table, once it is rounded."""
+    """Return an elementwise function of the integers of a grid: a table, once it is rounded."""
     source = next(value for value in at.values() if isinstance(value, (Whole, Curve)))
     if isinstance(source, Curve):
         return Curve(source=source.source, nodes=(*source.nodes, node))

@@ -122,7 +122,7 @@ def nearest(reader: Reader, node: fx.Node, at: Args) -> Value:
 
 
 def blended(reader: Reader, node: fx.Node, at: Args) -> Value:
-    """A linear resize: blends along each axis, exact where the weights are binary fractions."""
+    """Return a linear resize: blends along each axis, exact where the weights are binary fractions."""
     x = reader.centered(node, reader.whole(node, at["input"]))
     if x.axis is not None:
         reader.refuse(node, "its input has a scale for each channel")

@@ -44,7 +44,7 @@ class Reader:
         )
 
     def whole(self, node: fx.Node, value: object) -> Whole:
-        """A value as whole numbers, or the reason why it is none."""
+        """Return a value as whole numbers, or the reason why it is none."""
         if isinstance(value, Curve):
             self.refuse(node, f"it reads {name_of(value.nodes[-1])!r}, which is not rounded before")
         if isinstance(value, Input):
@@ -128,7 +128,7 @@ class Reader:
         return bound
 
     def quantize(self, node: fx.Node, value: object, grid: Port) -> Whole:
-        """The integers of a grid that are nearest to a value."""
+        """Return the integers of a grid that are nearest to a value."""
         if isinstance(value, Input):
             return self._enter(node, value, grid)
         if isinstance(value, Curve):
@@ -185,7 +185,7 @@ class Reader:
         return on_grid(name, port)
 
     def _table(self, node: fx.Node, curve: Curve, grid: Port) -> str:
-        """What the simulation gives for each integer of the source's grid."""
+        """Return what the simulation gives for each integer of the source's grid."""
         old = curve.source.grid
         assert old is not None
         if old.axis is not None or grid.axis is not None:
@@ -202,7 +202,7 @@ class Reader:
 
 
 def on_grid(tensor: str, grid: Port) -> Whole:
-    """The integers of a grid."""
+    """Return the integers of a grid."""
     bound = max(abs(grid.low - grid.zero_point), abs(grid.high - grid.zero_point))
     return Whole(tensor=tensor, scale=grid.scale, axis=grid.axis, zero=grid.zero_point, bound=bound, grid=grid)
 
@@ -217,7 +217,7 @@ def _quantized(node: fx.Node) -> str:
 
 
 def name_of(node: fx.Node) -> str:
-    """The name of the node of the converted graph that a node of the exported one was made of."""
+    """Return the name of the node of the converted graph that a node of the exported one was made of."""
     origin = node.meta.get("from_node")
     return str(origin[0].name) if origin else node.name
 

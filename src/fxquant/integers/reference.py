@@ -16,7 +16,7 @@ from fxquant.integers.steps import STEPS
 
 
 def integer_reference(model: nn.Module | str | os.PathLike[str], example_inputs: object = None) -> IntegerReference:
-    """A converted model, or the directory of its dump, as a function that computes with integers alone.
+    """Return a converted model, or the directory of its dump, as a function that computes with integers alone.
 
     `example_inputs` fix the sizes other than the batch; without them, those are as in calibration. See
     docs/integers.md.
@@ -44,18 +44,18 @@ class IntegerReference:
         return self.program.notes
 
     def __call__(self, *args: object, **kwargs: object) -> Array | tuple[Array, ...]:
-        """The model's results; one array, or a tuple of them."""
+        """Return the model's results; one array, or a tuple of them."""
         found = self.run(*(self._integers(port, value) for port, value in self._arguments(args, kwargs)))
         results = tuple(dequantize(port, found[at]) for at, port in enumerate(self.program.outputs))
         return results[0] if len(results) == 1 else results
 
     def run(self, *inputs: Array) -> list[Array]:
-        """The integers of the outputs, from those of the inputs in the order of `program.inputs`."""
+        """Return the integers of the outputs, from those of the inputs in the order of `program.inputs`."""
         values = self.tensors(*inputs)
         return [values[port.tensor] for port in self.program.outputs]
 
     def tensors(self, *inputs: Array) -> dict[str, Array]:
-        """The integers of every tensor of the program, by name."""
+        """Return the integers of every tensor of the program, by name."""
         ports = self.program.inputs
         if len(inputs) != len(ports):
             raise ConfigError(f"the program has {len(ports)} inputs ({_names(ports)}); {len(inputs)} were given.")
@@ -90,7 +90,7 @@ class IntegerReference:
 
 
 def quantize(port: Port, x: Tensor) -> Array:
-    """The integers of an input: the one place where floats come in, rounded as the model rounds them."""
+    """Return the integers of an input: the one place where floats come in, rounded as the model rounds them."""
     scale = np.array([float(each) for each in port.scale], np.float32)
     if port.axis is not None:
         scale = scale.reshape(-1, *(1,) * (x.dim() - 1 - port.axis))
@@ -105,7 +105,7 @@ def quantize(port: Port, x: Tensor) -> Array:
 
 
 def dequantize(port: Port, values: Array) -> Array:
-    """What integers stand for, as float32."""
+    """Return what integers stand for, as float32."""
     above = np.array([float(each.numerator) for each in port.scale])
     below = np.array([float(each.denominator) for each in port.scale])
     shape = (-1, *(1,) * (values.ndim - 1 - port.axis)) if port.axis is not None else (1,) * values.ndim

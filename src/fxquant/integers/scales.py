@@ -78,5 +78,5 @@ def position_of(scale: Fraction) -> int | None:
 
 
 def places_of(value: Fraction) -> int:
-    """How many binary places a float has behind the point; 0 for whole numbers."""
+    """Tell how many binary places a float has behind the point; 0 for whole numbers."""
     return value.denominator.bit_length() - 1

@@ -118,7 +118,7 @@ class MultiheadAttention(nn.Module):
         return heads.transpose(-3, -2)
 
     def _extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-        """The keys and values that the module adds itself: `bias_k` and `bias_v`, and zeros."""
+        """Return the keys and values that the module adds itself: `bias_k` and `bias_v`, and zeros."""
         extra = 0
         if self.bias_k is not None and self.bias_v is not None:
             k = torch.cat((k, self.bias_k[0].expand_as(k[..., :1, :])), -2)

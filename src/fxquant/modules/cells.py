@@ -75,7 +75,7 @@ class RNNStep(nn.Module):
 
 
 def make_step(module: nn.Module, hh: nn.Linear, hr: nn.Linear | None = None) -> nn.Module:
-    """The step of a stock recurrent module or cell."""
+    """Return the step of a stock recurrent module or cell."""
     if isinstance(module, (nn.LSTM, nn.LSTMCell)):
         return LSTMStep(hh, hr)
     if isinstance(module, (nn.GRU, nn.GRUCell)):

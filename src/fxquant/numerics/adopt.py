@@ -42,7 +42,7 @@ def adopt_observer(observer: nn.Module, spec: Spec, state_dict: dict[str, Tensor
 
 
 def _from_range(spec: Spec, loaded: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state of a histogram that knows the extremes only."""
+    """Return the state of a histogram that knows the extremes only."""
     made = HistogramObserver(spec.with_(learn=None, observer="histogram"), "")
     if int(loaded["batches"]):
         made.update(torch.stack((loaded["low"].reshape(()), loaded["high"].reshape(()))))

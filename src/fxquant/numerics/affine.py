@@ -66,7 +66,7 @@ def quantize(x: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec) -> Tensor
 
 
 def dequantize(q: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The real values that the integers stand for, in `dtype`."""
+    """Return the real values that the integers stand for, in `dtype`."""
     compute = _compute_dtype(dtype)
     return _from_grid(split_groups(q.to(compute), spec), scale, zero_point, spec).to(dtype).reshape(q.shape)
 
@@ -104,7 +104,7 @@ def split_groups(x: Tensor, spec: Spec) -> Tensor:
 
 
 def broadcast_qparam(param: Tensor, x: Tensor, spec: Spec) -> Tensor:
-    """A scale or zero point, shaped and typed to combine with x (already split into groups for "per_group")."""
+    """Return a scale or zero point, shaped and typed to combine with x (already split into groups for "per_group")."""
     param = param.to(device=x.device, dtype=x.dtype)
     if spec.granularity == "per_tensor":
         return param.reshape(())

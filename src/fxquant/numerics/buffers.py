@@ -24,12 +24,12 @@ def restore_dtypes(module: nn.Module, before: Mapping[str, Tensor]) -> None:
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The module's own buffers by name, without those of its children."""
+    """Return the module's own buffers by name, without those of its children."""
     return dict(module.named_buffers(recurse=False))
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The data of the module's own parameters and buffers by name."""
+    """Return the data of the module's own parameters and buffers by name."""
     return {**own_buffers(module), **{name: p.data for name, p in module.named_parameters(recurse=False)}}
 
 

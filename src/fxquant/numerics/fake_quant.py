@@ -103,7 +103,7 @@ class FakeQuant(Switched, Quantizer):
         return straight_through(x, *self.observer.qparams(), self.spec)
 
     def _is_ready(self) -> bool:
-        """Whether there is a range; one that calibration left with the observer starts what is learned."""
+        """Tell whether there is a range; one that calibration left with the observer starts what is learned."""
         if not self.ready:
             assert self.observer is not None
             if self.learned is None:

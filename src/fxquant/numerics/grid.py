@@ -28,7 +28,7 @@ OFF = {NO_DATA: "saw no data in calibration", MASK: "carries an additive mask (-
 
 
 def why_off(scale: Tensor) -> str | None:
-    """Why a tensor with this scale has no grid; None if it has one, or waits for it."""
+    """Tell why a tensor with this scale has no grid; None if it has one, or waits for it."""
     return OFF.get(float(scale.reshape(-1)[0]))
 
 
@@ -60,7 +60,7 @@ class Grid(CheckedState):
             self.register_buffer("zero_point", zero_point.detach().to(torch.int32).clone())
 
     def qparams(self) -> QParams:
-        """The grid as plain numbers."""
+        """Return the grid as plain numbers."""
         if not bool(((self.scale > 0) & (self.scale < math.inf)).all()):
             raise StageError(f"the tensor has no grid: it {why_off(self.scale) or 'waits for its state_dict'}.")
         single = self.axis is None
@@ -79,7 +79,7 @@ class Grid(CheckedState):
             destination[f"{prefix}{name}"] = destination[f"{prefix}{name}"].clone()
 
     def get_extra_state(self) -> Tensor:
-        """The ends of the grid, so that the numbers of one of other bits are not taken."""
+        """Return the ends of the grid, so that the numbers of one of other bits are not taken."""
         return torch.tensor([self.quant_min, self.quant_max], dtype=torch.int32)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -99,7 +99,7 @@ class Grid(CheckedState):
             yield f"{prefix.rstrip('.')}: {error}"
 
     def _misfit(self, state_dict: dict[str, object], prefix: str) -> str | None:
-        """Why the numbers in a state dict cannot be this grid's."""
+        """Tell why the numbers in a state dict cannot be this grid's."""
         ends, scale, zero = (state_dict.get(f"{prefix}{name}") for name in ("_extra_state", "scale", "zero_point"))
         own = [self.quant_min, self.quant_max]
         if isinstance(ends, Tensor) and ends.dim() != 1:

@@ -28,7 +28,7 @@ class Seen:
         self.bytes = list(map(_bytes, self.arrays))
 
     def holds(self) -> bool:
-        """Whether all is as it was. A few passes in C: this is before each call."""
+        """Tell whether all is as it was. A few passes in C: this is before each call."""
         try:
             same = all(map(is_, map(getitem, self.tables, self.keys), self.tensors))
         except KeyError:

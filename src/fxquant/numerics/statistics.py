@@ -32,7 +32,7 @@ _INSIDE = {EXTREMES: (HISTOGRAM, CHANNELS), HISTOGRAM: (CHANNELS,)}
 
 
 def kept_for(spec: Spec) -> Spec | None:
-    """The spec of the observer that keeps what a range of `spec` is found from; None if nothing has to be."""
+    """Return the spec of the observer that keeps what a range of `spec` is found from; None if nothing has to be."""
     return None if spec.dynamic else OBSERVERS[spec.observer].kept(spec)
 
 
@@ -48,7 +48,7 @@ def stored_at(sites: Sequence[str], kept: Spec) -> list[str]:
 
 
 def label(kept: Spec) -> str:
-    """The end of the name of an observer, after that of its tensor."""
+    """Return the end of the name of an observer, after that of its tensor."""
     if kept.observer == "custom":
         return f"custom_{'s' if kept.signed else 'u'}{kept.bits}_{'sym' if kept.symmetric else 'asym'}"
     channels = f"_axis_{kept.axis}" if kept.granularity == "per_channel" else ""
@@ -105,7 +105,7 @@ class Quantizers(nn.ModuleDict):
 
 
 def _load(spec: Spec, tensors: Sequence[str], loaded: Mapping[str, object]) -> list[Observer] | None:
-    """The observers of some tensors as a state dict has them, all of one kind; None if there are none."""
+    """Return the observers of some tensors as a state dict has them, all of one kind; None if there are none."""
     for kept in (keep_histogram(spec), CHANNELS, keep_extremes(spec), keep_average(spec)):
         found = [make_observer(kept, tensor) for tensor in tensors]
         states = [

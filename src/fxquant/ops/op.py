@@ -116,7 +116,7 @@ _ALSO_CALLED = {"input": ("self",), "other": ("mat2",), "mat1": ("batch1",), "ma
 
 
 def argument(node: fx.Node, op: Op, index: int, default: object = None) -> Any:
-    """The argument at a position of the functional spelling, given by position or by name."""
+    """Return the argument at a position of the functional spelling, given by position or by name."""
     if index < len(node.args):
         return node.args[index]
     name: str = op.params[index] if index < len(op.params) else ""
@@ -124,7 +124,7 @@ def argument(node: fx.Node, op: Op, index: int, default: object = None) -> Any:
 
 
 def activation_nodes(node: fx.Node, op: Op) -> list[fx.Node]:
-    """The nodes that feed the activation operands, in order, lists flattened; scalars are left out."""
+    """Return the nodes that feed the activation operands, in order, lists flattened; scalars are left out."""
     found: list[fx.Node] = []
     for index in op.operands:
         value = argument(node, op, index)

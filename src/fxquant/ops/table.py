@@ -18,7 +18,7 @@ __all__ = ["OPS", "Layout", "Op", "OpTable", "Role", "activation_nodes", "argume
 
 
 def _aten_twin(target: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> object:
-    """The out-of-place overload (or packet) that takes the same arguments; names of overloads need not agree."""
+    """Return the out-of-place overload (or packet) that takes the same arguments; names of overloads need not agree."""
     overload = target if isinstance(target, torch._ops.OpOverload) else None
     name = overload.overloadpacket.__name__ if overload is not None else target.__name__
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") and not name.startswith("__") else None
@@ -49,7 +49,7 @@ class OpTable:
             self._attributes.update(row.attributes or {})
 
     def of(self, spelling: object) -> Op | None:
-        """The row of a module class, function, method name or ATen overload."""
+        """Return the row of a module class, function, method name or ATen overload."""
         if isinstance(spelling, torch._ops.OpOverload):
             spelling = spelling.overloadpacket
         if isinstance(spelling, torch._ops.OpOverloadPacket):
@@ -63,7 +63,7 @@ class OpTable:
             return None
 
     def of_node(self, node: fx.Node, root: nn.Module) -> Op | None:
-        """The row of a graph node; a module with an `op_class` stands for an op of that class."""
+        """Return the row of a graph node; a module with an `op_class` stands for an op of that class."""
         if node.op == "call_module":
             module = root.get_submodule(str(node.target))
             return self.of(module.__dict__.get("op_class", type(module)))
@@ -72,13 +72,13 @@ class OpTable:
         return None
 
     def out_of_place(self, target: object) -> object:
-        """The twin of an in-place function, method or ATen overload; None if `target` is not in-place."""
+        """Return the twin of an in-place function, method or ATen overload; None if `target` is not in-place."""
         if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             return _aten_twin(target)
         return self._in_place.get(target)
 
     def of_attribute(self, name: object) -> Callable[..., object] | None:
-        """The function that an attribute of a tensor is, such as `x.T`; None for plain attributes."""
+        """Return the function that an attribute of a tensor is, such as `x.T`; None for plain attributes."""
         return self._attributes.get(name) if isinstance(name, str) else None
 
 

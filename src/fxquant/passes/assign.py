@@ -146,7 +146,7 @@ def _output_ids(
 
 
 def _takers(node: fx.Node, kept: dict[fx.Node, Candidate]) -> list[fx.Node]:
-    """The int8 kernels that take the tensor of a node as integers."""
+    """Return the int8 kernels that take the tensor of a node as integers."""
     found = []
     for user in node.users:
         candidate = kept.get(user)
@@ -161,7 +161,7 @@ def _takers(node: fx.Node, kept: dict[fx.Node, Candidate]) -> list[fx.Node]:
 def _comes_shared(
     node: fx.Node, kept: dict[fx.Node, Candidate], groups: dict[fx.Node, fx.Node], target: Target
 ) -> bool:
-    """Whether the input of a kernel lies on the grid of other tensors."""
+    """Tell whether the input of a kernel lies on the grid of other tensors."""
     operand = activation_nodes(node, kept[node].op)[0]
     return operand in kept and operand not in groups and _shares(kept[operand], target)
 
@@ -193,7 +193,7 @@ def _input_ids(
 
 
 def _edge_id(operand: fx.Node, spec: Spec, ids: _Ids) -> str:
-    """A quantizer on the way into a kernel, one for all that take the tensor with the same spec."""
+    """Return a quantizer on the way into a kernel, one for all that take the tensor with the same spec."""
     name, count = f"{operand.name}_in", 0
     while name in ids.specs and ids.specs[name] != spec:
         count += 1

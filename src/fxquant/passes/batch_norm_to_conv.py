@@ -37,7 +37,7 @@ def batch_norm_to_conv(region: Region, context: Context) -> None:
 
 @torch.no_grad()
 def as_conv(norm: BatchNorm) -> nn.Conv2d:
-    """The convolution that computes what a norm does by its running statistics."""
+    """Return the convolution that computes what a norm does by its running statistics."""
     gain = norm_gain(norm)
     assert norm.running_mean is not None
     like = norm.running_mean

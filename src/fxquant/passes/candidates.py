@@ -41,7 +41,7 @@ class Candidate:
 
 
 def same_op(ops: OpTable, a: object, b: object) -> bool:
-    """Whether two spellings name one op; two module classes have to be the same class."""
+    """Tell whether two spellings name one op; two module classes have to be the same class."""
     if a is b or (isinstance(a, str) and a == b):
         return True
     if isinstance(a, type) and isinstance(b, type):
@@ -51,7 +51,7 @@ def same_op(ops: OpTable, a: object, b: object) -> bool:
 
 
 def sites(region: Region, ops: OpTable) -> dict[fx.Node, Site]:
-    """What the rules are asked about: every call in the region."""
+    """Return what the rules are asked about: every call in the region."""
     counts: Counter[tuple[str, str]] = Counter()
     found: dict[fx.Node, Site] = {}
     origin, leaving = origin_of(region), _leaving(region, ops)
@@ -74,7 +74,7 @@ def sites(region: Region, ops: OpTable) -> dict[fx.Node, Site]:
 
 
 def _leaving(region: Region, ops: OpTable) -> set[fx.Node]:
-    """The nodes whose values leave the region, as they are or only moved."""
+    """Return the nodes whose values leave the region, as they are or only moved."""
     found: set[fx.Node] = set()
     for node in reversed(region.graph.nodes):
         op = ops.of_node(node, region)
@@ -84,13 +84,13 @@ def _leaving(region: Region, ops: OpTable) -> set[fx.Node]:
 
 
 def choice_of(node: fx.Node) -> Choice | None:
-    """The rule that won at a node; see choose.py."""
+    """Return the rule that won at a node; see choose.py."""
     choice = node.meta.get("choice")
     return choice if isinstance(choice, Choice) else None
 
 
 def is_float_tensor(node: fx.Node) -> bool:
-    """Whether the node is known to return a float tensor, or a tuple that holds one."""
+    """Tell whether the node is known to return a float tensor, or a tuple that holds one."""
     info = node.meta.get("tensor")
     if isinstance(info, tuple):
         return any(isinstance(item, TensorInfo) and item.is_float for item in info)
@@ -117,7 +117,7 @@ def find_candidates(
 
 
 def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region: Region) -> Candidate | str:
-    """A candidate, or the reason why not."""
+    """Return a candidate, or the reason why not."""
     qconfig = choice.qconfig
     if is_left_alone(node, region):
         return "non-traceable, by the custom config"
@@ -156,7 +156,7 @@ def _judge(node: fx.Node, op: Op | None, choice: Choice, target: Target, region:
 
 
 def is_left_alone(node: fx.Node, region: Region) -> bool:
-    """Whether the custom config says that nothing in the module that a node calls is quantized."""
+    """Tell whether the custom config says that nothing in the module that a node calls is quantized."""
     return node.op == "call_module" and LEFT_ALONE in region.get_submodule(str(node.target)).__dict__
 
 
@@ -188,7 +188,7 @@ def _unknown_reason(node: fx.Node, region: Region) -> str:
 
 
 def _weight_reason(node: fx.Node, op: Op) -> str:
-    """Why a function's weight could not be made that of a module."""
+    """Tell why a function's weight could not be made that of a module."""
     weight = argument(node, op, op.params.index("weight"))
     if isinstance(weight, fx.Node) and weight.op == "get_attr":
         if weight.meta.get("mutated"):

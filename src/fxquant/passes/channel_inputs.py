@@ -18,7 +18,7 @@ from fxquant.passes.candidates import Candidate
 
 
 def channel_inputs(region: Region, kept: dict[fx.Node, Candidate], target: Target) -> dict[fx.Node, Spec]:
-    """The spec of the input of each depthwise convolution that may have scales by channel."""
+    """Return the spec of the input of each depthwise convolution that may have scales by channel."""
     found = {}
     for node, candidate in kept.items():
         if candidate.op.kind in target.channel_scales and candidate.mode == "static":
@@ -34,7 +34,7 @@ def by_channel(spec: Spec) -> Spec:
 
 
 def _is_plain(spec: Spec, candidate: Candidate) -> bool:
-    """Whether the range of the input is left to us."""
+    """Tell whether the range of the input is left to us."""
     searched = spec.observer == "histogram" and spec.learn is None and not spec.dynamic and spec.scale == "float"
     return searched and spec.granularity == "per_tensor" and candidate.qconfig.explicit_input_spec(0) is None
 

@@ -30,7 +30,7 @@ def choose(region: Region, context: Context) -> None:
 
 
 def fusion_allowed(region: Region, context: Context) -> Callable[[fx.Node], bool]:
-    """Whether the rules let a node be merged with another one: a rule with None forbids it."""
+    """Tell whether the rules let a node be merged with another one: a rule with None forbids it."""
     known, rules = sites(region, context.ops), context.rules
 
     def allowed(node: fx.Node) -> bool:

@@ -26,7 +26,7 @@ from fxquant.ops.table import Op, activation_nodes
 def convert_bias(
     bias: object, bias_spec: Spec | Int32 | None, weight_scale: Tensor, spec: Spec, x_scale: Tensor | None
 ) -> dict[str, Tensor | None]:
-    """The buffers by name: `bias`, and its scale and zero point if it is integers.
+    """Return the buffers by name: `bias`, and its scale and zero point if it is integers.
 
     Without a scale for the input (dynamic, weight-only) or with several per channel, an int32 bias stays in float.
     """
@@ -55,7 +55,7 @@ def convert_bias(
 
 
 def with_room(scale: Tensor, bias: object, spec: Spec, x_scale: Tensor | None) -> Tensor:
-    """The scale of a weight, coarser where it is so fine that an int32 bias would not fit.
+    """Return the scale of a weight, coarser where it is so fine that an int32 bias would not fit.
 
     Such a channel has tiny weights beside its bias: what their rounding loses is below 1e-7 of it for each input.
     """
@@ -71,7 +71,7 @@ def with_room(scale: Tensor, bias: object, spec: Spec, x_scale: Tensor | None) -
 
 
 def input_scale(region: Region, node: fx.Node, op: Op, waiting: bool) -> Tensor | None:
-    """The scale of the first operand of a node, if that is quantized with a fixed one; see numerics/grid.py."""
+    """Return the scale of the first operand of a node, if that is quantized with a fixed one; see numerics/grid.py."""
     operand = activation_nodes(node, op)[0] if op.operands else None
     if operand is None or operand.op != "call_module":
         return None

@@ -164,7 +164,7 @@ def _in_order(weight: Tensor) -> Tensor:
 
 
 def shell_of(module: nn.Module) -> nn.Module:
-    """The module without its tensors and children."""
+    """Return the module without its tensors and children."""
     shell = module.plain() if type(module) is QatBlock else copy.copy(module)
     tensors = {n: None if p is None else nn.Parameter(p.to("meta"), False) for n, p in module._parameters.items()}
     shell.__dict__.update(_parameters=tensors, _buffers={}, _modules={})
@@ -212,7 +212,7 @@ def _dequantize_bias(graph: fx.Graph, path: str, bias: fx.Node, dtype: torch.dty
 def functional_call(
     graph: fx.Graph, node: fx.Node, op: Op, module: nn.Module, weight: fx.Node, bias: fx.Node | None
 ) -> fx.Node:
-    """The call of a weighted module in its functional form, on a weight and bias that are nodes."""
+    """Return the call of a weighted module in its functional form, on a weight and bias that are nodes."""
     assert op.functional is not None
     x = node.args[0] if node.args else node.kwargs.get("input")
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
@@ -254,7 +254,7 @@ def output_padding(
     kernel_size: tuple[int, ...],
     dilation: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """The output padding with which a transposed convolution gives `output_size`."""
+    """Return the output padding with which a transposed convolution gives `output_size`."""
     dims = len(kernel_size)
     sizes = tuple(output_size)[-dims:]
     smallest = [
@@ -283,7 +283,7 @@ def _lookup(graph: fx.Graph, node: fx.Node, path: str, holder: QuantizedWeight, 
 
 
 def pool(graph: fx.Graph, node: fx.Node, module: nn.Module, rows: fx.Node) -> fx.Node:
-    """The bags of an EmbeddingBag's call, from the rows that it looks up."""
+    """Return the bags of an EmbeddingBag's call, from the rows that it looks up."""
     given = dict(zip(("input", "offsets", "per_sample_weights"), node.args, strict=False))
     given.update(node.kwargs)
     settings = (module.mode, module.include_last_offset, module.padding_idx)
@@ -300,7 +300,7 @@ def pool_rows(
     include_last_offset: bool,
     padding_idx: int | None,
 ) -> Tensor:
-    """What F.embedding_bag makes of rows that were looked up already, one for each index."""
+    """Return what F.embedding_bag makes of rows that were looked up already, one for each index."""
     if offsets is None:  # as many in each bag: plain ops, which runtimes have
         return _pool_equal(rows, index, weights, mode, padding_idx)
     count = index.numel()

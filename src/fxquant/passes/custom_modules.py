@@ -29,7 +29,7 @@ _STATUS: Mapping[QuantType, Status] = {
 
 
 def quant_type_of(qconfig: QConfig | None) -> QuantType | None:
-    """What a qconfig asks of a custom module; None for float."""
+    """Return what a qconfig asks of a custom module; None for float."""
     if qconfig is None or (qconfig.activation is None and qconfig.weight is None):
         return None
     if qconfig.activation is None:
@@ -38,7 +38,7 @@ def quant_type_of(qconfig: QConfig | None) -> QuantType | None:
 
 
 def observe_custom(module: nn.Module, qconfig: QConfig, observed_class: Any, quant_type: QuantType) -> nn.Module:
-    """The observed form of a module (of a clone: it gets a `qconfig`).
+    """Return the observed form of a module (of a clone: it gets a `qconfig`).
 
     A static one has an observer of its output as `activation_post_process`, which `from_observed` may ask, unless it
     brings one.

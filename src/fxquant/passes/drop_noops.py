@@ -48,7 +48,7 @@ def _does_nothing(node: fx.Node, source: fx.Node, region: Region, ops: OpTable) 
 
 
 def _is_dtype(value: object) -> bool:
-    """Whether an argument of a cast says a dtype, or nothing; it might say a device or a memory format."""
+    """Tell whether an argument of a cast says a dtype, or nothing; it might say a device or a memory format."""
     if isinstance(value, fx.Node):
         return tensor_info(value) is not None or value.args[1:] == ("dtype",)
     return value is None or isinstance(value, (torch.dtype, bool))

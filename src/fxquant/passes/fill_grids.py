@@ -68,7 +68,7 @@ class Filled:
             )
 
     def refuses(self, args: tuple[object, ...], kwargs: dict[str, object]) -> InputError | None:
-        """Why no grid takes an input of a call: engines differ in what they would make of it."""
+        """Tell why no grid takes an input of a call: engines differ in what they would make of it."""
         for place, name in self.inputs:
             value = args[place] if place < len(args) else kwargs.get(name, _NOT_GIVEN)
             if isinstance(value, Tensor) and value.dtype in _FLOATS and value.layout == torch.strided:
@@ -135,7 +135,7 @@ def _places(region: Region) -> Iterator[tuple[str, dict[str, Tensor | None], str
 
 
 def _number(name: str, tensor: Tensor | None) -> Number:
-    """The number in a tensor, or several; of biases, whose copies go by themselves, whether all are known."""
+    """Return the number in a tensor, or several; of biases, whose copies go by themselves, whether all are known."""
     if tensor is None or tensor.is_meta:
         return None
     if tensor.dim():
@@ -194,7 +194,7 @@ def _quantized_inputs(graph: fx.Graph) -> tuple[tuple[int, str], ...]:
 
 
 def _why_off(region: Region, grid: QParams) -> str | None:
-    """Why a grid per channel, which the graph goes on reading, is none."""
+    """Tell why a grid per channel, which the graph goes on reading, is none."""
     path = str(grid.scale.target)
     holder = region.get_submodule(path.rpartition(".")[0])
     return why_off(get_attr(region, path)) if isinstance(holder, Grid) else None

@@ -10,7 +10,7 @@ from fxquant.numerics.grid import MASK, NO_DATA, OFF
 
 
 def quantizer_of(region: Region, node: fx.Node) -> FakeQuant | None:
-    """The FakeQuant that a node calls, if it calls one."""
+    """Return the FakeQuant that a node calls, if it calls one."""
     if node.op != "call_module":
         return None
     module = region.get_submodule(str(node.target))
@@ -18,7 +18,7 @@ def quantizer_of(region: Region, node: fx.Node) -> FakeQuant | None:
 
 
 def why_dropped(quantizer: FakeQuant) -> str | None:
-    """Why a quantizer cannot be converted, or None if it can."""
+    """Tell why a quantizer cannot be converted, or None if it can."""
     observer = quantizer.observer
     if quantizer.spec.dynamic or observer is None:
         return None

@@ -76,7 +76,7 @@ def take_over(region: Region, producer: fx.Node, norm: fx.Node) -> None:
 
 
 def emptied(norm: nn.Module) -> nn.Module:
-    """An identity with the children of the norm: a user's norm may hold the activation that follows it."""
+    """Return an identity with the children of the norm: a user's norm may hold the activation that follows it."""
     identity = nn.Identity()
     identity.__dict__["_modules"] = norm._modules
     return identity.train(norm.training)
@@ -119,7 +119,7 @@ def _wrong_axis(producer: fx.Node, op: Op, guard: Guard | None) -> str | None:
 
 @torch.no_grad()
 def folded(module: nn.Module, norm: BatchNorm) -> nn.Module:
-    """A copy of `module` with `norm` folded into its weight and bias."""
+    """Return a copy of `module` with `norm` folded into its weight and bias."""
     weight, bias = module.weight, module.bias
     assert isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
     new_weight, new_bias = fold_norm(module, weight, bias, norm)

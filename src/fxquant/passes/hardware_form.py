@@ -21,7 +21,7 @@ from fxquant.passes.candidates import choice_of
 
 
 def to_rewrite(region: Region, context: Context, name: str, kinds: tuple[str, ...]) -> Iterator[tuple[fx.Node, Op]]:
-    """The ops that a pass of this name is about: static int8 by their rule, on a target that asks for it."""
+    """Yield the ops that a pass of this name is about: static int8 by their rule, on a target that asks for it."""
     if context.target is None or name not in context.target.rewrites:
         return
     for node in list(region.graph.nodes):
@@ -31,7 +31,7 @@ def to_rewrite(region: Region, context: Context, name: str, kinds: tuple[str, ..
 
 
 def is_static(node: fx.Node) -> bool:
-    """Whether the rule of an op asks for integers whose scales are found beforehand."""
+    """Tell whether the rule of an op asks for integers whose scales are found beforehand."""
     choice = choice_of(node)
     qconfig = choice.qconfig if choice is not None else None
     return qconfig is not None and qconfig.activation is not None and not qconfig.is_dynamic
@@ -40,7 +40,7 @@ def is_static(node: fx.Node) -> bool:
 def call(
     node: fx.Node, function: Callable[..., object], *args: Argument, shape: tuple[int, ...] | None = None
 ) -> fx.Node:
-    """A call in the place of a node, by its rule; `shape` is that of its result, if it is another."""
+    """Return a call in the place of a node, by its rule; `shape` is that of its result, if it is another."""
     with node.graph.inserting_before(node):
         made = node.graph.call_function(function, args)
     made.meta.update(

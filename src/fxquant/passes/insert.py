@@ -78,7 +78,7 @@ def _after(region: Region, node: fx.Node, target: str, flags: dict[str, Argument
 
 
 def _exempts(user: fx.Node, source: fx.Node, target: str, region: Region, ops: OpTable) -> bool:
-    """Whether a kernel takes this operand in float although the tensor is quantized for others.
+    """Tell whether a kernel takes this operand in float although the tensor is quantized for others.
 
     That is, or on its own grid per channel, which a tensor that was rounded to one scale would not need any more.
     """

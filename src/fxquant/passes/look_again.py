@@ -22,7 +22,7 @@ from fxquant.passes.watch import seen
 
 
 def watch_inputs(region: Region) -> list[Watched]:
-    """What calibration is to keep, so that the graph can run again: some of its inputs."""
+    """Return what calibration is to keep, so that the graph can run again: some of its inputs."""
     names = _tensor_inputs(region)
     return [Watched(names, Inputs(count=len(names)))] if names else []
 

@@ -59,7 +59,7 @@ def measure_moves(tensors: PositionTensors, problem: Problem, start: Mapping[str
 
 
 def _readers(tensors: PositionTensors, name: str) -> list[fx.Node]:
-    """The nodes that compute with a tensor: calls of its quantizer, or the ops of a weight or bias."""
+    """Return the nodes that compute with a tensor: calls of its quantizer, or the ops of a weight or bias."""
     if name not in tensors.quantizers:
         return tensors.calls[name]
     quantizer = tensors.quantizers[name]
@@ -134,7 +134,7 @@ class _Run(PlainInterpreter):
 
     @torch.no_grad()
     def after(self, changed: list[fx.Node]) -> dict[fx.Node, object]:
-        """The values that differ once some nodes compute something else."""
+        """Return the values that differ once some nodes compute something else."""
         again, found = set(changed), dict[fx.Node, Any]()
         self.env = dict(self.values)
         for node in self._order:
@@ -143,7 +143,7 @@ class _Run(PlainInterpreter):
         return found
 
     def error(self, found: Mapping[fx.Node, object] | None = None) -> float:
-        """How far the outputs are from those in float."""
+        """Tell how far the outputs are from those in float."""
         outputs = _floats((found or self.values).get(self._order[-1], self.values[self._order[-1]]))
         pairs = zip(outputs, self._wanted, strict=True)
         return sum(float((a - b).square().sum() / b.square().sum().clamp_min(1e-30)) for a, b in pairs)

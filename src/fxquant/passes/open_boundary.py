@@ -108,7 +108,7 @@ def _connect(region: Region, node: fx.Node, called: Region, boundary: Boundary) 
 
 
 def output_nodes(region: Region) -> list[fx.Node]:
-    """The leaves of what a region returns, in order."""
+    """Return the leaves of what a region returns, in order."""
     output = next(node for node in reversed(region.graph.nodes) if node.op == "output")
     return pytree.tree_leaves(output.args[0])
 
@@ -183,7 +183,7 @@ def _static(quantizer: FakeQuant) -> str:
 
 
 def _grid_path(region: Region, node: fx.Node, what: str) -> str:
-    """Where the grid stands that a quantize or dequantize node reads."""
+    """Tell where the grid stands that a quantize or dequantize node reads."""
     scale = node.args[1]
     assert isinstance(scale, fx.Node)
     path = str(scale.target).rpartition(".")[0]
@@ -197,7 +197,7 @@ def _grid_path(region: Region, node: fx.Node, what: str) -> str:
 
 
 def _params(graph: fx.Graph, node: fx.Node, called: Region, grid: QParams | str) -> tuple[Argument, ...]:
-    """What a quantize node around the call of a region is given; its grid is the region's."""
+    """Return what a quantize node around the call of a region is given; its grid is the region's."""
     if isinstance(grid, QParams):
         return grid.args
     module: Any = called.get_submodule(grid)

@@ -21,7 +21,7 @@ def pool_window(node: fx.Node, op: Op, module: nn.Module | None) -> tuple[int, i
 
 
 def is_global(node: fx.Node, op: Op) -> bool:
-    """Whether an adaptive average pool is over the whole picture."""
+    """Tell whether an adaptive average pool is over the whole picture."""
     after = tensor_info(node)
     return op.window == "parts" and after is not None and tuple(after.shape[2:]) == (1, 1)
 

@@ -37,7 +37,7 @@ class PositionTensors:
         self.cost = functools.cache(self._cost)
 
     def activation(self, node: fx.Node | None) -> str | None:
-        """The tensor that a quantizer's call gives, if its scale may move."""
+        """Return the tensor that a quantizer's call gives, if its scale may move."""
         quantizer = None if node is None else quantizer_of(self.region, node)
         if node is None or quantizer is None or quantizer.state != "frozen" or quantizer.scale.dim():
             return None

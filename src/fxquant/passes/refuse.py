@@ -25,18 +25,18 @@ _NO_KERNEL = " has no int8 kernel for "
 def refuse(
     target: Target, node: fx.Node, op: Op, qconfig: QConfig, weight: Spec | None, module: nn.Module | None
 ) -> str | None:
-    """The first rule of the target against a static int8 call, or None."""
+    """Return the first rule of the target against a static int8 call, or None."""
     found = next(_reasons(target, node, op, qconfig, weight, module), None)
     return None if found is None else f"target {target.name} ({found[0]}): {found[1]}"
 
 
 def no_kernel(target: Target, kind: str) -> str:
-    """The reason against a kind that is not among those of the target."""
+    """Return the reason against a kind that is not among those of the target."""
     return f"target {target.name}{_NO_KERNEL}{kind}"
 
 
 def rule_in(reason: str) -> str:
-    """The rule, a field of Target, that a reason from here names; nothing for other reasons."""
+    """Return the rule, a field of Target, that a reason from here names; nothing for other reasons."""
     if reason.startswith("target ") and _NO_KERNEL in reason:
         return "kinds"
     found = re.match(r"target .+? \((\w+)\): ", reason)

@@ -27,5 +27,5 @@ def round_leaky_slopes(region: Region, context: Context) -> None:
 
 
 def rounded(slope: float) -> float:
-    """The nearest k / 256."""
+    """Return the nearest k / 256."""
     return round(slope * STEPS) / STEPS

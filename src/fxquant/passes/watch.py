@@ -33,7 +33,7 @@ Needs = list[tuple[tuple[str, ...], Spec | Statistic]]
 
 
 def needs(region: Region, context: Context) -> Needs:
-    """What the quantizers and algorithms of a decided graph want to see."""
+    """Return what the quantizers and algorithms of a decided graph want to see."""
     found: Needs = []
     tensors = sites(region)
     for node, module in _callers(region):
@@ -46,7 +46,7 @@ def needs(region: Region, context: Context) -> Needs:
 
 
 def sites(region: Region) -> dict[str, tuple[str, ...]]:
-    """The tensors that each quantizer of a decided graph observes."""
+    """Return the tensors that each quantizer of a decided graph observes."""
     found: dict[str, dict[str, None]] = {}
     for node, module in _callers(region):
         found.setdefault(module.name, {})[site_of(region, node)] = None
@@ -144,7 +144,7 @@ def _watchers(name: str, asked: list[Spec | Statistic]) -> Iterator[tuple[str, n
 
 
 def _callers(region: Region) -> Iterator[tuple[fx.Node, FakeQuant]]:
-    """The quantizers of a decided graph that observe something, with their calls."""
+    """Yield the quantizers of a decided graph that observe something, with their calls."""
     path = plan_of(region).quantizer_path
     for node in region.graph.nodes:
         if str(node.target).startswith(f"{path}.") and node.kwargs.get("observe", True):
@@ -154,7 +154,7 @@ def _callers(region: Region) -> Iterator[tuple[fx.Node, FakeQuant]]:
 
 
 def site_of(region: Region, node: fx.Node) -> str:
-    """The tensor of a node of a decided graph, by its name in the float graph: quantizers let it pass."""
+    """Return the tensor of a node of a decided graph, by its name in the float graph: quantizers let it pass."""
     source = node
     while source.op == "call_module" and isinstance(region.get_submodule(str(source.target)), FakeQuant):
         earlier = source.args[0]

@@ -63,7 +63,7 @@ def attribute(
     batches: Sequence[object],
     outputs: Sequence[str] | None = None,
 ) -> dict[str, Noise]:
-    """The noise of each site at the outputs of these names, or at all.
+    """Return the noise of each site at the outputs of these names, or at all.
 
     A site is a module of `model` that lets a float tensor pass, and ways to round that tensor.
     """
@@ -87,7 +87,7 @@ def attribute(
 
 
 def count_samples(batch: object) -> int:
-    """How many samples a batch has, as its first tensor tells."""
+    """Tell how many samples a batch has, as its first tensor tells."""
     tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())
     return next((int(leaf.shape[0]) for leaf in tensors), 1)
 
@@ -171,7 +171,7 @@ def _probe(
 
 
 def _answer(model: nn.Module, batch: object, outputs: Sequence[str] | None) -> list[Tensor]:
-    """The outputs that gradients lead to."""
+    """Return the outputs that gradients lead to."""
     try:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # code that turns tensors into numbers is warned about under gradients
@@ -185,7 +185,7 @@ def _answer(model: nn.Module, batch: object, outputs: Sequence[str] | None) -> l
 
 @torch.enable_grad()
 def _loss(answer: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-    """The outputs, each by its own power, with random signs."""
+    """Return the outputs, each by its own power, with random signs."""
     loss = torch.zeros(())
     for tensor in answer:
         values = torch.where(torch.isfinite(tensor.detach()), tensor, 0.0)

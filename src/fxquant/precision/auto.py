@@ -112,7 +112,7 @@ def assured(
     budget: float | None,
     may_change: bool,
 ) -> nn.Module:
-    """The converted model, or a better one from the same calibration, where it is too far from the float model.
+    """Return the converted model, or a better one from the same calibration, where it is too far from the float model.
 
     `convert` makes a converted model of a decided one, on an engine. Without `may_change`, what falls short is said.
     """
@@ -210,7 +210,7 @@ class _Search:
         return more_precision(sites, goal=goal, slower=limit.slower, most=limit.most, dynamic=dynamic)
 
     def _limits(self, sites: Sequence[Site], found: Check) -> list[_Limit]:
-        """What may be spent now, the least first."""
+        """Return what may be spent now, the least first."""
         if self._budget is not None:
             return [_Limit(slower=self._budget / int8_time(sites) - 1, gain=1.0)]
         recovering = bool(self.lifted) and self._start < LEAST
@@ -219,7 +219,7 @@ class _Search:
         return [replace(limit, slower=max(limit.slower - self._spent, 0.0)) for limit in limits]
 
     def _try(self, step: Step, found: Check, least: float) -> Check | None:
-        """How the model does with a step, which is kept if it gains as much as asked."""
+        """Tell how the model does with a step, which is kept if it gains as much as asked."""
         said = f"; {found.sqnr:.1f} dB"
         both = joined(self.amendments, step.amendments)
         try:

@@ -84,7 +84,7 @@ class Check:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """All of it, plain."""
+        """Return all of it, plain."""
         return {
             "passed": self.passed,
             "least": self.least,
@@ -98,7 +98,7 @@ class Check:
         return json.dumps(self.to_dict(), indent=1)
 
     def table(self) -> Table:
-        """The outputs as a rich table."""
+        """Return the outputs as a rich table."""
         table = new_table("outputs against the float model's", _COLUMNS, whole=_COLUMNS[:1], right=_COLUMNS[1:4])
         for row in self.outputs:
             table.add_row(*_cells(row))
@@ -161,7 +161,7 @@ def check(
 
 
 def as_converted(quantized: nn.Module) -> nn.Module:
-    """A model in any stage after calibration, in a form that rounds."""
+    """Return a model in any stage after calibration, in a form that rounds."""
     refuse_waiting(quantized, "check")
     stages = {stage_of(region) for _, region in regions(quantized)}
     if Stage.PREPARED in stages:

@@ -62,7 +62,7 @@ class Outputs:
                 self.broken[name] = self.broken.get(name, 0) + lost
 
     def rows(self) -> tuple[OutputRow, ...]:
-        """A row for each output."""
+        """Return a row for each output."""
         names = dict.fromkeys((*self.errors, *self.left_out))
         return tuple(self._row(name) for name in names)
 
@@ -81,7 +81,7 @@ class Outputs:
 
 
 def named_tensors(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The floating tensors of what a model returns, with their names."""
+    """Yield the floating tensors of what a model returns, with their names."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield name or ONLY, value

@@ -89,7 +89,7 @@ def find_sites(
     outputs: Sequence[str],
     wide: bool,
 ) -> list[Site]:
-    """The sites of a calibrated model as it would be converted, in the order of the model.
+    """Return the sites of a calibrated model as it would be converted, in the order of the model.
 
     Weights whose integers an algorithm chooses are none: they make far less noise than the nearest, which it would be
     judged by.
@@ -131,7 +131,7 @@ def _measured(site: Site, noise: Noise, known: bool, count: int) -> Site:
 
 
 def smaller(batch: object) -> object:
-    """The first samples of a batch, if all its tensors have one row for each; else the batch."""
+    """Return the first samples of a batch, if all its tensors have one row for each; else the batch."""
     sizes = {int(leaf.shape[0]) if leaf.dim() else 0 for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)}
     if len(sizes) != 1 or max(sizes) <= SAMPLES:
         return batch
@@ -162,7 +162,7 @@ def _site(name: str, place: Place, spec: Spec, readers: tuple[Reader, ...], is_w
 
 
 def _readers(region: Region, at: str) -> Iterator[tuple[str, tuple[Reader, tuple[str | None, ...]]]]:
-    """The quantized ops of a decided region by node, with the quantizers of their inputs."""
+    """Yield the quantized ops of a decided region by node, with the quantizers of their inputs."""
     for node in region.graph.nodes:
         note, op, decision = note_of(node), OPS.of_node(node, region), decision_of(node)
         if note is None or op is None or decision is None:

@@ -45,12 +45,12 @@ class Step:
 
 
 def total(sites: Iterable[Site]) -> float:
-    """The noise that all make together."""
+    """Return the noise that all make together."""
     return sum(site.noise[NOW] for site in sites)
 
 
 def better_ranges(sites: Sequence[Site]) -> Step:
-    """The ranges that make less noise at the outputs."""
+    """Return the ranges that make less noise at the outputs."""
     before = after = total(sites)
     found: dict[Place, Regridded] = {}
     for site in sites:
@@ -116,19 +116,19 @@ def _choose(sites: Sequence[Site], left: float, goal: float, slower: float, whol
 
 
 def _taken(site: Site, dynamic: bool) -> float:
-    """The noise that lifting a site takes away."""
+    """Return the noise that lifting a site takes away."""
     if _is_wide(site):
         return site.noise[NOW] - site.noise[WIDE]
     return site.noise[NOW] - (site.noise[AT_RUN_TIME] if "dynamic" in _modes(site, dynamic).values() else 0.0)
 
 
 def _is_wide(site: Site) -> bool:
-    """Whether 16 bits are there for it, and enough."""
+    """Tell whether 16 bits are there for it, and enough."""
     return WIDE in site.noise and site.noise[WIDE] < _ENOUGH * site.noise[NOW]
 
 
 def int8_time(sites: Sequence[Site]) -> float:
-    """What the quantized ops take, as a share of the float model's."""
+    """Return what the quantized ops take, as a share of the float model's."""
     work = _work(sites)
     whole = sum(work.values())
     return _time(sites) / whole if whole else 1.0
@@ -150,7 +150,7 @@ def _by_worth(sites: Sequence[Site], noise: float, whole: float) -> list[Site]:
 
 
 def _modes(site: Site, dynamic: bool) -> dict[Place, Lift]:
-    """How the readers of a site are lifted, so that none of them rounds it any more."""
+    """Tell how the readers of a site are lifted, so that none of them rounds it any more."""
     now = site.noise[NOW]
     if dynamic and not site.is_weight and site.noise.get(AT_RUN_TIME, math.inf) < _ENOUGH * now:
         return {reader.place: "dynamic" for reader in site.readers}
@@ -160,7 +160,7 @@ def _modes(site: Site, dynamic: bool) -> dict[Place, Lift]:
 
 
 def _added(chosen: Sequence[Site], whole: float, dynamic: bool) -> float:
-    """The time that lifting these sites adds, as a share of the int8 model's."""
+    """Return the time that lifting these sites adds, as a share of the int8 model's."""
     added: dict[Place, float] = {}
     for site in chosen:
         modes = {} if _is_wide(site) else _modes(site, dynamic)
@@ -172,13 +172,13 @@ def _added(chosen: Sequence[Site], whole: float, dynamic: bool) -> float:
 
 
 def _time(sites: Sequence[Site]) -> float:
-    """What the quantized ops take now."""
+    """Return what the quantized ops take now."""
     status = {reader.place: reader.status for site in sites for reader in site.readers}
     return sum(work * TIME[status[place]] for place, work in _work(sites).items())
 
 
 def _work(sites: Sequence[Site]) -> dict[Place, float]:
-    """The multiply-adds of each op, in all its calls."""
+    """Return the multiply-adds of each op, in all its calls."""
     found: dict[Place, float] = {}
     for site in sites:
         calls = max(site.calls, 1.0) if not site.is_weight else 1.0

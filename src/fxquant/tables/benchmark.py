@@ -62,7 +62,7 @@ class Benchmark:
         return next(row for row in self.rows if row.name == name)
 
     def table(self) -> Table:
-        """The rows as a rich table."""
+        """Return the rows as a rich table."""
         table = new_table(f"{self.threads} thread(s)", _COLUMNS, whole=("engine",), right=_COLUMNS[1:])
         for row in self.rows:
             speedup = "" if row.speedup is None else f"{row.speedup:.2f}x"
@@ -72,7 +72,7 @@ class Benchmark:
         return table
 
     def advice(self) -> str:
-        """What to do where int8 is slower than float; nothing elsewhere."""
+        """Return what to do where int8 is slower than float; nothing elsewhere."""
         slow = [row.name for row in self.rows if row.speedup is not None and row.speedup < 1]
         if not slow:
             return ""
@@ -88,7 +88,7 @@ class Benchmark:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """All numbers, plain."""
+        """Return all numbers, plain."""
         return {"threads": self.threads, "rows": [asdict(row) for row in self.rows]}
 
     def _parts(self) -> list[Table | str]:
@@ -167,7 +167,7 @@ def benchmark(
 
 
 def _passed_on(model: nn.Module) -> bool:
-    """Whether a runtime did not take the calls, since they were of other sizes than the example's."""
+    """Tell whether a runtime did not take the calls, since they were of other sizes than the example's."""
     runners = [runner_of(region) for _, region in regions(model)]
     return any(runner is not None and runner.told for runner in runners)
 

@@ -51,7 +51,7 @@ class Violation:
 
 
 def check_target(model: nn.Module, target: Target | str) -> tuple[Violation, ...]:
-    """What in a converted model the target forbids; empty if there is nothing.
+    """Return what in a converted model the target forbids; empty if there is nothing.
 
     Example:
         >>> fq.check_target(fq.quantize(model, loader, target="tflite", engine="reference"), "tflite")
@@ -136,7 +136,7 @@ def _is_quantize(node: fx.Node) -> bool:
 
 
 def _maker(region: Region, operand: fx.Node) -> str | None:
-    """The kind of the op that made an operand, behind its pair."""
+    """Return the kind of the op that made an operand, behind its pair."""
     while operand.target in (*torch_compat.DEQUANTIZE_OPS, *torch_compat.QUANTIZE_OPS):
         source = operand.args[0]
         if not isinstance(source, fx.Node):
@@ -147,7 +147,7 @@ def _maker(region: Region, operand: fx.Node) -> str | None:
 
 
 def _grid(region: Region, node: object) -> Encoding | None:
-    """The grid of a pair; that of the quantize, which has the rounding, where there is one."""
+    """Return the grid of a pair; that of the quantize, which has the rounding, where there is one."""
     if not isinstance(node, fx.Node):
         return None
     source = node.args[0] if node.args else None
@@ -162,7 +162,7 @@ def _grid(region: Region, node: object) -> Encoding | None:
 
 
 def _bias_grid(region: Region, node: object) -> Encoding | None:
-    """How a bias is stored, if as integers."""
+    """Tell how a bias is stored, if as integers."""
     parts = node.all_input_nodes[:2] if isinstance(node, fx.Node) else []
     if len(parts) != 2 or any(part.op != "get_attr" for part in parts):
         return None
@@ -210,7 +210,7 @@ def _grid_problems(grid: Encoding | None, allowed: tuple[tuple[str, Grids], ...]
 
 
 def _spec(grid: Encoding, grids: Grids) -> Spec:
-    """The spec that a grid is of. A float scale may happen to be a power of two."""
+    """Return the spec that a grid is of. A float scale may happen to be a power of two."""
     low, high = int(str(grid["quant_min"])), int(str(grid["quant_max"]))
     axis, group = grid["axis"], grid["group_size"]
     whole = grid["position"] is not None

@@ -58,7 +58,7 @@ def explain(model: nn.Module) -> Explanation:
 
 
 def _remarks(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """What modules of fxquant's own have to say, where no runtime runs them."""
+    """Yield what modules of fxquant's own have to say, where no runtime runs them."""
     runtimes = [path for path, region in regions(model) if engine_of(region) not in ("onednn", "native")]
     for path, module in model.named_modules():
         if user_class(module).__module__.startswith("fxquant.modules.") and hasattr(module, "remark"):
@@ -68,7 +68,7 @@ def _remarks(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _as_run(model: nn.Module) -> Iterator[tuple[str, Region]]:
-    """The regions with the graphs that they run by: what oneDNN has no kernel for, a runtime may run in int8."""
+    """Yield the regions with the graphs that they run by: what oneDNN has no kernel for, a runtime may run in int8."""
     runtime = None
     for path, region in regions(model):
         engine = engine_of(region)

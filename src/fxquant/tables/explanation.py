@@ -70,7 +70,7 @@ class Explanation:
         return len(self.rows)
 
     def counts(self) -> dict[str, int]:
-        """How many nodes have each status."""
+        """Tell how many nodes have each status."""
         return dict(Counter(row.status for row in self.rows))
 
     def weighted(self) -> tuple[int, int]:
@@ -115,7 +115,7 @@ class Explanation:
         return cells, columns, [f"{number} {why}" for why, number in notes.items()]
 
     def left_table(self) -> Table:
-        """The modules left in float as a rich table."""
+        """Return the modules left in float as a rich table."""
         table = new_table(_LEFT, _LEFT_COLUMNS, whole=("module", "class", "where"))
         for left in self.left:
             table.add_row(*_left_cells(left))
@@ -134,7 +134,7 @@ class Explanation:
         return f"{counts or 'nothing'} of {len(self.rows)} ops; {share}; {parts}"
 
     def to_dict(self) -> dict[str, object]:
-        """All of it, plain."""
+        """Return all of it, plain."""
         rows, left = [asdict(row) for row in self.rows], [asdict(each) for each in self.left]
         return {"summary": self.summary(), "int8_share": self.int8_share, "rows": rows, "left": left}
 
@@ -155,7 +155,7 @@ class Explanation:
 
 
 def _place(row: Row) -> str:
-    """The module of an op; with the name of the node, for one that is not a module by itself."""
+    """Return the module of an op; with the name of the node, for one that is not a module by itself."""
     inside = row.path[len(row.region) :].replace(".", "_").strip("_")
     by_itself = row.path and (row.node.strip("_") == inside or (row.path == row.region and row.is_weighted))
     return row.path if by_itself else f"{row.path}:{row.node}".lstrip(":")

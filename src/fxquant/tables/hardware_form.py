@@ -19,7 +19,7 @@ _Look = Callable[[Region, fx.Node, Op, tuple[Op, ...]], str]
 
 
 def not_in_form(region: Region, node: fx.Node, op: Op, tail: tuple[Op, ...], target: Target) -> str:
-    """The pass that would have rewritten an op, and what it found; nothing if all is well."""
+    """Return the pass that would have rewritten an op, and what it found; nothing if all is well."""
     for name in sorted(target.rewrites & _FORMS.keys()):
         kinds, look = _FORMS[name]
         if op.kind in kinds and (why := look(region, node, op, tail)):

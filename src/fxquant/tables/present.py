@@ -23,7 +23,7 @@ _LEAST = 18  # columns, for text that wraps
 
 
 def new_table(title: str, columns: Sequence[str], *, whole: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
-    """A rich table without lines. What stands in the columns `whole` is never broken; others wrap at words."""
+    """Return a rich table without lines. What stands in the columns `whole` is never broken; others wrap at words."""
     table = _printable()(title=title, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         unbroken = column in whole or column in right
@@ -65,7 +65,7 @@ def as_text(*parts: Table | str, spare: Sequence[str] = ()) -> str:
 
 
 def _needed(table: Table) -> int:
-    """The least columns in which nothing that is to be whole is broken, with two after each."""
+    """Return the least columns in which nothing that is to be whole is broken, with two after each."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, map(str, (column.header, *column.cells)))) for column in table.columns]
@@ -74,7 +74,7 @@ def _needed(table: Table) -> int:
 
 
 def _narrowed(table: Table, width: int, spare: Sequence[str]) -> Table:
-    """A table without as many of the spare columns as it takes to fit; its title says which."""
+    """Return a table without as many of the spare columns as it takes to fit; its title says which."""
     made, gone = copy.copy(table), []
     made.columns = list(table.columns)
     for name in reversed(spare):
@@ -104,7 +104,7 @@ def as_group(*parts: Table | str) -> Group:
 
 
 def as_html(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """An HTML table for notebooks and pages. All text is escaped."""
+    """Return an HTML table for notebooks and pages. All text is escaped."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(value))}</td>" for value in row) + "</tr>\n" for row in rows)
     caption = f"<caption>{html.escape(title)}</caption>" if title else ""
@@ -112,7 +112,7 @@ def as_html(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A line for each row, after one with the names of the columns."""
+    """Return a line for each row, after one with the names of the columns."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)

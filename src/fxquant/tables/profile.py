@@ -64,7 +64,7 @@ class Profile:
         return json.dumps({"machine": self.machine, "peak": self.peak, "rows": [asdict(row) for row in self.rows]})
 
     def table(self) -> Table:
-        """The rows as a rich table."""
+        """Return the rows as a rich table."""
         title = f"{self.machine}: {self.milliseconds:.2f} ms, {self.of_peak:.0%} of {self.peak:.0f} GMAC/s"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         for column in ("kernel", "count", "ms", "time", "GMAC/s", "of peak"):

@@ -11,7 +11,7 @@ from fxquant.config.target import Target, bias_form
 
 
 def target_table(target: Target) -> Table:
-    """What runs in int8, on what grids, within which limits."""
+    """Return what runs in int8, on what grids, within which limits."""
     table = Table(title=f"target {target.name}", title_justify="left", box=None, pad_edge=False)
     for column in ("what", "of", "is"):
         table.add_column(column, overflow="fold")

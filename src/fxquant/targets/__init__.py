@@ -47,7 +47,7 @@ TARGETS: Mapping[str, Callable[[], Target]] = MappingProxyType(
 
 
 def by_name(target: str | Target | None) -> Target:
-    """A target from its name, itself, or None for that of the process (`set_march`), else the machine's own."""
+    """Return a target from its name, itself, or None for that of the process (`set_march`), else the machine's own."""
     if isinstance(target, Target):
         return target
     if target is None:

@@ -101,7 +101,7 @@ def _get(entry: object, name: str) -> Any:
 
 
 def _pattern(entry: object) -> object:
-    """A class, function or name; or several, root first."""
+    """Return a class, function or name; or several, root first."""
     nested = _get(entry, "_pattern_complex_format") or _get(entry, "pattern_complex_format")
     if nested is None:
         return _get(entry, "pattern")
@@ -136,7 +136,7 @@ def _ops(entry: object) -> Iterator[Op]:
 
 
 def _is_known(part: object) -> bool:
-    """Whether a class or function is torch's, or Python's."""
+    """Tell whether a class or function is torch's, or Python's."""
     module = str(getattr(part, "__module__", None) or "torch")
     return module.partition(".")[0] in ("torch", "torchao", "operator", "_operator", "builtins")
 
@@ -152,7 +152,7 @@ def _refuse_classes(entry: object) -> None:
 
 
 def _is_integer(dtype_config: object) -> bool:
-    """Whether an entry is for integers, and not for one fixed grid, which ops such as sigmoid have anyway."""
+    """Tell whether an entry is for integers, and not for one fixed grid, which ops such as sigmoid have anyway."""
     wanted = _constraint(dtype_config, "input")
     weight = _constraint(dtype_config, "weight")
     return wanted.dtype in _SIGNED or weight.dtype in (*_SIGNED, torch.quint4x2)

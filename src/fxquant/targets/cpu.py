@@ -39,7 +39,7 @@ def cpu() -> Cpu:
 
 @functools.cache
 def makes_code() -> bool:
-    """Whether native code, which needs no VNNI for exact sums, can be made and run here."""
+    """Tell whether native code, which needs no VNNI for exact sums, can be made and run here."""
     return importlib.util.find_spec("llvmlite") is not None and (cpu().avx2 or platform.machine() == "aarch64")
 
 

@@ -21,7 +21,7 @@ int4_weight_only_qconfig = QConfig(weight=Spec(bits=4, granularity="per_group", 
 
 
 def get_default_qconfig(backend: str = "x86", version: int = 0) -> QConfig:
-    """The post-training static qconfig for a backend: "x86", "fbgemm", "qnnpack" or "onednn".
+    """Return the post-training static qconfig for a backend: "x86", "fbgemm", "qnnpack" or "onednn".
 
     `version` is as torch.ao counts: 0 here, 0 or 1 for training; all of them mean the same.
 
@@ -34,7 +34,7 @@ def get_default_qconfig(backend: str = "x86", version: int = 0) -> QConfig:
 
 
 def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> QConfig:
-    """The qconfig for training with a backend's grids: ranges of activations follow a moving average.
+    """Return the qconfig for training with a backend's grids: ranges of activations follow a moving average.
 
     Example:
         >>> fq.get_default_qat_qconfig("x86").weight.bits
@@ -50,7 +50,7 @@ def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> QConfig:
 
 
 def get_default_qat_qconfig_mapping(backend: str = "x86", version: int = 1) -> QConfigMapping:
-    """A mapping that trains everything the target runs in int8 with quantization in the loop.
+    """Return a mapping that trains everything the target runs in int8 with quantization in the loop.
 
     Example:
         >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping("x86"), (loader[0],))
@@ -59,7 +59,7 @@ def get_default_qat_qconfig_mapping(backend: str = "x86", version: int = 1) -> Q
 
 
 def get_default_qconfig_mapping(backend: str = "x86", version: int = 0) -> QConfigMapping:
-    """A mapping that quantizes everything the target runs in int8.
+    """Return a mapping that quantizes everything the target runs in int8.
 
     Example:
         >>> mapping = fq.get_default_qconfig_mapping("x86").set_module_name("head", None)  # None: stays in float

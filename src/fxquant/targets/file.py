@@ -29,7 +29,7 @@ _Read = Callable[[Any, str], Any]
 
 
 def load_target(path: str | os.PathLike[str]) -> Target:
-    """A Target from a YAML file; docs/adding_a_target.md has one.
+    """Return a Target from a YAML file; docs/adding_a_target.md has one.
 
     Example:
         >>> _ = open("chip.yaml", "w").write("name: chip\\nbase: tflite\\n")
@@ -47,12 +47,12 @@ def load_target(path: str | os.PathLike[str]) -> Target:
 
 
 def find_target(name: str) -> Target:
-    """A known target by its name, or one from the file of that name."""
+    """Return a known target by its name, or one from the file of that name."""
     return load_target(name) if name.endswith((".yaml", ".yml", ".json")) else by_name(name)
 
 
 def to_plain(value: object) -> object:
-    """A target, or a part of one, as what YAML and JSON hold. Fields that are as by default are left out."""
+    """Return a target, or a part of one, as what YAML and JSON hold. Fields that are as by default are left out."""
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         return {f.name: to_plain(getattr(value, f.name)) for f in fields if not _is_default(f, getattr(value, f.name))}
@@ -64,7 +64,7 @@ def to_plain(value: object) -> object:
 
 
 def from_plain(content: object, where: str = "target") -> Target:
-    """The target that plain values describe."""
+    """Return the target that plain values describe."""
     given = dict(_mapping(content, where))
     base = given.pop("base", None)
     if base is not None:

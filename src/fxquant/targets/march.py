@@ -11,7 +11,7 @@ _march: list[Target] = []  # empty, or the one that was set
 
 
 def march() -> Target | None:
-    """The target that was set for the process, if any."""
+    """Return the target that was set for the process, if any."""
     return _march[0] if _march else None
 
 

@@ -40,5 +40,5 @@ def x86(*, vnni: bool | None = None, name: str = "x86") -> Target:
 
 
 def onednn() -> Target:
-    """The target of torch's kernels on this machine."""
+    """Return the target of torch's kernels on this machine."""
     return x86() if cpu().vnni else x86(vnni=False, name="x86-avx2")

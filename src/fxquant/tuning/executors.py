@@ -169,7 +169,7 @@ class Processes:
 
 
 def _receive(worker: _Worker) -> Trial | BaseException | None:
-    """The answer of a worker; None if it died without one."""
+    """Return the answer of a worker; None if it died without one."""
     with suppress(EOFError, OSError):
         if worker.pipe.poll():
             answer: Trial | BaseException = worker.pipe.recv()

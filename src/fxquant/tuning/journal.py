@@ -83,11 +83,11 @@ class Journal:
         self.lines.append(line)
 
     def find(self, kind: str) -> Json | None:
-        """The first line of a kind."""
+        """Return the first line of a kind."""
         return next((line for line in self.lines if line["kind"] == kind), None)
 
     def by_plan(self, kind: str = "trial") -> dict[str, Json]:
-        """The trials that are done, by the key of their plan."""
+        """Return the trials that are done, by the key of their plan."""
         return {json.dumps(line["plan"], sort_keys=True): line for line in self.lines if line["kind"] == kind}
 
     def save_statistics(self, prepared: nn.Module) -> None:
@@ -135,7 +135,7 @@ def _statistics(prepared: nn.Module) -> dict[str, Tensor]:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A digest of a model's classes and tensors."""
+    """Return a digest of a model's classes and tensors."""
     digest = hashlib.sha256()
     for path, module in model.named_modules():
         digest.update(f"{path}:{type(module).__qualname__};".encode())

@@ -62,17 +62,17 @@ class Judge:
     early_stop: bool = True
 
     def measure(self, model: nn.Module) -> Score:
-        """The whole evaluation of a model."""
+        """Return the whole evaluation of a model."""
         with torch.no_grad():
             result = self.evaluate(model)
         return read_score(result)
 
     def limit(self, base: Score) -> float:
-        """The largest drop that passes."""
+        """Return the largest drop that passes."""
         return self.tolerance * abs(base.value) if self.relative else self.tolerance
 
     def drop(self, value: float, base: Score) -> float:
-        """How much worse a value is than the float model's."""
+        """Tell how much worse a value is than the float model's."""
         return base.value - value if self.higher_is_better else value - base.value
 
     def judge(self, model: nn.Module, base: Score) -> Verdict:
@@ -136,7 +136,7 @@ def interval(
 
 
 def read_score(result: object) -> Score:
-    """A number, results by sample, or an iterator of parts of these."""
+    """Return a number, results by sample, or an iterator of parts of these."""
     if isinstance(result, (bool, int, float)) or (
         isinstance(result, (Tensor, np.generic, np.ndarray)) and result.ndim == 0
     ):

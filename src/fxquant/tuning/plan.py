@@ -81,7 +81,7 @@ class PlanRules(Rules):
         self._lift = {(path, kind): mode for path, kind, mode in plan.lift}
 
     def choose(self, site: Site) -> Choice:
-        """The user's answer, changed by the plan."""
+        """Return the user's answer, changed by the plan."""
         choice = super().choose(site)
         if choice.qconfig is None:
             return choice

@@ -50,7 +50,7 @@ def by_mse(work: Work, batches: list[object], plan: Plan) -> list[Key]:
 
 @torch.no_grad()
 def _outputs(model: nn.Module, path: str, batches: list[object]) -> list[Tensor]:
-    """What the module at a path returns; nothing, where a function stands there."""
+    """Return what the module at a path returns; nothing, where a function stands there."""
     found: list[Tensor] = []
     module = dict(model.named_modules()).get(path)
     if module is None or not path:

@@ -40,7 +40,7 @@ class TuneResult:
         )
 
     def table(self) -> Table:
-        """The trials as a rich table."""
+        """Return the trials as a rich table."""
         table = Table(title=self.summary, title_justify="left", box=None, pad_edge=False)
         for column in ("trial", "plan", "score", "drop", "passed", "time", "size", "seconds"):
             table.add_column(column, overflow="fold")

@@ -32,7 +32,7 @@ class Loop:
     clock: Callable[[], float] = time.monotonic
 
     def run(self, strategy: Search) -> tuple[list[Trial], str]:
-        """The trials, and why there are no more."""
+        """Return the trials, and why there are no more."""
         taken: list[Trial] = []
         start = self.clock()
         try:

@@ -80,12 +80,12 @@ class Sensitivity:
         )
 
     def to_csv(self) -> str:
-        """A line for each row, after one with the names of the columns."""
+        """Return a line for each row, after one with the names of the columns."""
         names = list(Row.__dataclass_fields__)
         return as_csv(names, ([getattr(row, name) for name in names] for row in self.rows))
 
     def table(self) -> Table:
-        """The rows as a rich table."""
+        """Return the rows as a rich table."""
         title = f"all quantized: {self.quantized:.4g} {self.unit}; worst first"
         numbers = ("alone quantized", "alone float")
         columns = ("tensor", "what", "read by", "spec", *numbers)
@@ -113,7 +113,7 @@ def sensitivity(
     target: Target | str | None = None,
     engine: AnyEngine = "onednn",
 ) -> Sensitivity:
-    """How much each weight and each activation costs, alone quantized and alone in float; the worst first.
+    """Tell how much each weight and each activation costs, alone quantized and alone in float; the worst first.
 
     `model` is a calibrated one from `prepare_fx`, or a float one, which is prepared and calibrated with `data` first.
     Without `evaluate`, the first `num_batches` batches of `data` are run and outputs compared with the float model's,
@@ -187,7 +187,7 @@ def measure(
 def switchable(
     prepared: nn.Module, *, target: Target | None, engine: AnyEngine, rules: Rules | None
 ) -> tuple[nn.Module, Explanation]:
-    """The model with all scales fixed, whose rounding can be switched, and what was decided about it.
+    """Return the model with all scales fixed, whose rounding can be switched, and what was decided about it.
 
     Its biases are the float model's: those that make up for rounded weights would be wrong beside weights that are not.
     """
@@ -201,7 +201,7 @@ def switchable(
 
 
 def switches_of(decided: nn.Module) -> dict[str, Switched]:
-    """What rounds something, by the path of the weight's op or the name of the tensor."""
+    """Return what rounds something, by the path of the weight's op or the name of the tensor."""
     found: dict[str, Switched] = {}
     for path, module in decided.named_modules():
         if isinstance(module, Switched) and getattr(module, "state", "frozen") == "frozen":
@@ -210,7 +210,7 @@ def switches_of(decided: nn.Module) -> dict[str, Switched]:
 
 
 def readers(account: Explanation, site: str, switch: Switched) -> tuple[str, ...]:
-    """The paths of the ops that read what a switch rounds."""
+    """Return the paths of the ops that read what a switch rounds."""
     if not isinstance(switch, FakeQuant):
         return (site,)
     region, _, name = site.rpartition(".")

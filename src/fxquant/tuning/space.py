@@ -66,7 +66,7 @@ class Space:
 
 
 def runs_of(account: Explanation) -> dict[Key, Runs]:
-    """What each op runs in; the slowest, where a module is called several times."""
+    """Return what each op runs in; the slowest, where a module is called several times."""
     found: dict[Key, Runs] = {}
     for row in account:
         key, spec = (row.path, row.kind), re.match(r"[su](\d+)", row.weight)  # such as "s8 sym per_channel0 minmax"
@@ -77,7 +77,7 @@ def runs_of(account: Explanation) -> dict[Key, Runs]:
 
 
 def find_units(prepared: nn.Module, account: Explanation) -> tuple[Unit, ...]:
-    """The products (convolutions, linears, matmuls) that are quantized now, each path and kind once."""
+    """Return the products (convolutions, linears, matmuls) that are quantized now, each path and kind once."""
     wanted = {(row.path, row.kind) for row in account if row.status != "float"}
     found: dict[Key, Unit] = {}
     for unit in _products(prepared):
@@ -98,7 +98,7 @@ def _products(prepared: nn.Module) -> Iterator[Unit]:
 
 
 def product_of(region: Region, node: fx.Node, op: Op) -> Unit:
-    """What a convolution, linear or matmul costs."""
+    """Return what a convolution, linear or matmul costs."""
     info = node.meta.get("tensor")
     numbers = _count(info.shape) if isinstance(info, TensorInfo) else 0.0
     module = region.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -119,7 +119,7 @@ def _count(shape: tuple[int, ...]) -> float:
 
 
 def _inner(region: Region, node: object) -> float:
-    """The length of the sums of a product without weights."""
+    """Return the length of the sums of a product without weights."""
     operands = getattr(node, "all_input_nodes", [])
     info = operands[0].meta.get("tensor") if operands else None
     return float(info.shape[-1]) if isinstance(info, TensorInfo) and info.shape else 1.0

@@ -44,7 +44,7 @@ class Setting:
 
 
 def basic(given: Setting) -> Search:
-    """The recipes, best guess first; then the most accurate of them with ops lifted, the worst first."""
+    """Return the recipes, best guess first; then the most accurate of them with ops lifted, the worst first."""
     first, *others = given.space.recipes
     trials = yield Generation((first,))
     if others and not trials[-1].passed:
@@ -56,7 +56,7 @@ def basic(given: Setting) -> Search:
 
 
 def mse(given: Setting) -> Search:
-    """The first recipe; then ops lifted, those first whose own output is the furthest from float."""
+    """Return the first recipe; then ops lifted, those first whose own output is the furthest from float."""
     plan = given.space.recipes[0]
     trials = yield Generation((plan,))
     if not trials[-1].passed:
@@ -108,7 +108,7 @@ def exhaustive(given: Setting) -> Search:
 
 
 def at_random(given: Setting) -> Search:
-    """The first recipe, then random recipes with random ops lifted: few of them, mostly."""
+    """Return the first recipe, then random recipes with random ops lifted: few of them, mostly."""
     rng = random.Random(given.seed)
     keys = [unit.key for unit in given.space.units]
 

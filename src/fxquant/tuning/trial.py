@@ -88,11 +88,11 @@ class Work:
         return {"target": self.target, "engine": "onednn" if self.engine == AUTO else as_engine(self.engine)}
 
     def rules_of(self, plan: Plan) -> PlanRules:
-        """The user's rules, with what a plan changes."""
+        """Return the user's rules, with what a plan changes."""
         return PlanRules(self.rules, functools.partial(same_op, OPS), plan)
 
     def convert(self, plan: Plan) -> tuple[nn.Module, float, float]:
-        """The model of a plan, and its predicted time and size."""
+        """Return the model of a plan, and its predicted time and size."""
         decided = decide(self.prepared, rules=self.rules_of(plan), **self.hardware)
         time, size = self.space.cost(runs_of(explain(decided)))
         engine = self.engine if self.engine == AUTO else as_engine(self.engine)

@@ -200,7 +200,7 @@ def _check(
 
 
 def _about(model: nn.Module, judge: Judge, engine: AnyEngine | None, target: Target | str | None) -> Json:
-    """What makes a search another one, for its workspace."""
+    """Return what makes a search another one, for its workspace."""
     return {
         "model": fingerprint(model),
         "engine": AUTO if engine == AUTO else as_engine(engine).name,
@@ -217,7 +217,7 @@ def _default_rules(target: Target | str | None) -> object:
 
 
 def _looked_at(data: Iterable[object]) -> tuple[Iterable[object], list[object]]:
-    """The data, and its first batches; a one-shot iterator is put together again."""
+    """Return the data, and its first batches; a one-shot iterator is put together again."""
     check_data(data)
     iterator = iter(data)
     batches = list(itertools.islice(iterator, LOOKED_AT))
@@ -227,7 +227,7 @@ def _looked_at(data: Iterable[object]) -> tuple[Iterable[object], list[object]]:
 def _example(
     model: nn.Module, batches: list[object], inputs: object, kwargs: Mapping[str, object] | None
 ) -> tuple[object, Mapping[str, object] | None]:
-    """The example inputs as they are given, or the first batch."""
+    """Return the example inputs as they are given, or the first batch."""
     if inputs is not None or kwargs is not None:
         return (inputs if inputs is not None else ()), kwargs
     if not batches:
@@ -251,7 +251,7 @@ def _as_batch(example_inputs: object, example_kwargs: Mapping[str, object] | Non
 
 
 def _setting(work: Work, batches: list[object], objective: Objective, seed: int) -> Setting:
-    """What a strategy may look at: the space, and the ops ranked on a few batches."""
+    """Return what a strategy may look at: the space, and the ops ranked on a few batches."""
     return Setting(
         space=work.space,
         by_sensitivity=functools.partial(ranking.by_sensitivity, work, batches),
@@ -268,7 +268,7 @@ def _tell(step: Callable[[str], None], on_trial: Callable[[Trial], None] | None,
 
 
 def _base(journal: Journal, judge: Judge, model: nn.Module) -> Score:
-    """The float model's score, measured once for a workspace."""
+    """Return the float model's score, measured once for a workspace."""
     line = journal.find("base")
     if line is not None:
         return Score(value=line["value"], samples=None if line["samples"] is None else tuple(line["samples"]))
@@ -285,7 +285,7 @@ def _with_units(work: Work) -> Work:
 
 
 def default_recipes(rules: object, objective: str) -> tuple[Plan, ...]:
-    """The rules as they are; then other ways to find ranges or, where size counts, activations in float."""
+    """Return the rules as they are; then other ways to find ranges or, where size counts, activations in float."""
     asked = [q for q in Rules(rules, lambda one, other: one is other).mapping.qconfigs() if q is not None]
     if asked and not any(q.activation is not None and not q.activation.dynamic for q in asked):
         return (Plan(),)
@@ -311,7 +311,7 @@ def _executor(given: object) -> Executor:
 
 
 def _result(work: Work, journal: Journal, trials: list[Trial], stopped: str, objective: str) -> TuneResult:
-    """The best trial that passes, also with the whole evaluation; else the most accurate one."""
+    """Return the best trial that passes, also with the whole evaluation; else the most accurate one."""
     passing = sorted((trial for trial in trials if trial.passed), key=lambda trial: _rank(trial, objective))
     best = None
     for trial in passing:

@@ -26,7 +26,7 @@ def watch_inputs(prepared: nn.Module) -> None:
 
 
 def _watches(region: Region) -> bool:
-    """Whether there are ranges to watch: dynamic and weight-only models need none."""
+    """Tell whether there are ranges to watch: dynamic and weight-only models need none."""
     path = plan_of(region).statistics_path
     return bool(path) and any(isinstance(module, FakeQuant) for module in region.get_submodule(path).children())
 

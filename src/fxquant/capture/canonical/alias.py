@@ -23,7 +23,7 @@ def _name(node: fx.Node) -> str:
 
 
 def _schema_aliases(name: str) -> bool | None:
-    """Whether an ATen op of this name returns a view; None if there is no such op."""
+    """Tell whether an ATen op of this name returns a view; None if there is no such op."""
     packet = getattr(torch.ops.aten, name.rstrip("_"), None)
     if packet is None:
         return None
@@ -32,7 +32,7 @@ def _schema_aliases(name: str) -> bool | None:
 
 
 def may_alias_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
-    """Whether a node's result may share memory with one of its inputs."""
+    """Tell whether a node's result may share memory with one of its inputs."""
     op = ops.of_node(node, root)
     if node.op != "call_module" and _name(node) in _COPIES:
         return False
@@ -62,7 +62,7 @@ def _is_plain(node: fx.Node, plain: set[fx.Node]) -> bool:
 
 
 def may_be_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
-    """Whether a node's result may be one of its inputs, the same tensor and no view of it."""
+    """Tell whether a node's result may be one of its inputs, the same tensor and no view of it."""
     op = ops.of_node(node, root)
     flattens = "flatten" in str(getattr(node.target, "__name__", node.target)) or node.op == "call_module"
     fresh = op is not None and op.is_view and not flattens  # x.flatten() is x, if x is flat
@@ -100,6 +100,6 @@ class AliasSets:
         self._origins[node] = self._origins[source]
 
     def of(self, node: fx.Node) -> list[fx.Node]:
-        """All nodes that may share memory with a node, in graph order; not those that were made since."""
+        """Return all nodes that may share memory with a node, in graph order; not those that were made since."""
         mine, known = self._origins[node], self._origins
         return [n for n in node.graph.nodes if n is node or (n in known and not mine.isdisjoint(known[n]))]

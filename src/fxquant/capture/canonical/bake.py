@@ -32,13 +32,13 @@ def bake_parametrizations(tree: nn.Module) -> nn.Module:
 
 
 def is_baked(model: nn.Module) -> bool:
-    """Whether baking would change the model."""
+    """Tell whether baking would change the model."""
     hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
     return any(map(parametrize.is_parametrized, model.modules())) or any(isinstance(hook, Hook) for hook in hooks)
 
 
 def pruned(model: nn.Module) -> list[str]:
-    """The tensors of a model that have a mask of torch.nn.utils.prune."""
+    """Return the tensors of a model that have a mask of torch.nn.utils.prune."""
     return [
         f"{path}.{hook._tensor_name}".removeprefix(".")
         for path, module in model.named_modules()
@@ -79,7 +79,7 @@ def _bake_hook(module: nn.Module, hook: Hook) -> None:
 
 
 def _parts(module: nn.Module, hook: Hook) -> tuple[str, Tensor, tuple[str, ...]]:
-    """The name of the tensor that a hook makes before each call, its value, and what it is made of."""
+    """Return the name of the tensor that a hook makes before each call, its value, and what it is made of."""
     if isinstance(hook, WeightNorm):
         return hook.name, hook.compute_weight(module), ("g", "v")
     if isinstance(hook, SpectralNorm):

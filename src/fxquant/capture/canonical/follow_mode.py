@@ -56,7 +56,7 @@ def _dropout(program: fx.GraphModule, node: fx.Node) -> str:
 
 
 def _norm(program: fx.GraphModule, node: fx.Node) -> str | None:
-    """The path of the module that holds the tensors of a batch norm and nothing else; there is one now."""
+    """Return the path of the module that holds the tensors of a batch norm and nothing else; there is one now."""
     call, value = read_call(node), node.meta.get("val")
     assert call is not None
     nodes = [call[name] for name in TENSORS]

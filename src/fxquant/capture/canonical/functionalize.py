@@ -47,7 +47,7 @@ def functionalize(region: Region, ops: OpTable = OPS) -> None:
 
 
 def _mutated(node: fx.Node, region: Region, ops: OpTable) -> fx.Node | None:
-    """The node whose tensor a node changes; None for pure ops."""
+    """Return the node whose tensor a node changes; None for pure ops."""
     first = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
     if not isinstance(first, fx.Node):
         return None
@@ -101,13 +101,13 @@ def _inplace_flag(node: fx.Node) -> bool:
 
 
 def _is_view(node: fx.Node, ops: OpTable) -> bool:
-    """Whether an in-place op changes how a tensor sees its memory, not what is in it: `x.t_()`."""
+    """Tell whether an in-place op changes how a tensor sees its memory, not what is in it: `x.t_()`."""
     op = ops.of(node.target)
     return op is not None and op.is_view
 
 
 def _is_private(node: fx.Node, mutates: dict[fx.Node, fx.Node], sets: AliasSets, order: dict[fx.Node, int]) -> bool:
-    """Whether no other node that may share the mutated memory was made before and is read afterwards."""
+    """Tell whether no other node that may share the mutated memory was made before and is read afterwards."""
     at, target = order[node], mutates[node]
     for other in sets.of(target):
         if other.op == "get_attr":
@@ -196,7 +196,7 @@ def _keeps_dtype(node: fx.Node, target: fx.Node) -> bool:
 
 
 def _twin(node: fx.Node, ops: OpTable) -> Callable[[fx.Node], None] | None:
-    """A function that turns the node into its out-of-place twin; None if there is none."""
+    """Return a function that turns the node into its out-of-place twin; None if there is none."""
     if node.op == "call_module":
         return lambda n: None  # the flag of the module is cleared at the end
     out = ops.out_of_place(node.target) or _OPERATORS.get(node.target)

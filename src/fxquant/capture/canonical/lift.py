@@ -126,7 +126,7 @@ class _Lifter:
         self._call(node, (call["input"],), path)
 
     def _tensors(self, owned: Mapping[str, object]) -> Tensors | None:
-        """The tensors behind get_attr nodes; None if one is computed, or a weight is not of floats.
+        """Return the tensors behind get_attr nodes; None if one is computed, or a weight is not of floats.
 
         A weight that is a buffer or a plain tensor counts as a parameter that does not train.
         """
@@ -194,7 +194,7 @@ class _Lifter:
         return set(state) <= {*tensors, "num_batches_tracked"} and owns(module, tensors)
 
     def _is_bare(self, owner: str, path: str) -> bool:
-        """Whether a parameter belongs to a module of the user's, which can hold a module in its place."""
+        """Tell whether a parameter belongs to a module of the user's, which can hold a module in its place."""
         module = self.originals.get(owner)
         if path.rpartition(".")[2].startswith(_CONSTANTS):  # made in forward: it has no name of its own
             return False

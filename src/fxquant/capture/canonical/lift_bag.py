@@ -33,7 +33,7 @@ class Bag:
 
 
 def read_bag(node: fx.Node) -> Bag | None:
-    """The bag that a call makes; None if a module cannot say it."""
+    """Return the bag that a call makes; None if a module cannot say it."""
     call = read_call(node)
     if call is None or call.get("max_norm") is not None:  # which changes the weight
         return None

@@ -14,7 +14,7 @@ def is_norm(module: object) -> bool:
 
 
 def owns(module: nn.Module, tensors: Tensors) -> bool:
-    """Whether the call's tensors are the module's own."""
+    """Tell whether the call's tensors are the module's own."""
     return all(tensor is None or getattr(module, name, None) is tensor for name, tensor in tensors.items())
 
 
@@ -25,7 +25,7 @@ def stock_class(stock: Stock, source: nn.Module, ops: OpTable) -> type[nn.Module
 
 
 def follows_mode(stock: Stock, module: nn.Module, tensors: Tensors) -> bool:
-    """Whether the flag in the call is what a stock norm would use in the module's mode."""
+    """Tell whether the flag in the call is what a stock norm would use in the module's mode."""
     return stock.training is (module.training or tensors["running_mean"] is None)
 
 

@@ -33,7 +33,7 @@ class Stock:
 
 
 def read_call(node: fx.Node) -> Arguments | None:
-    """The arguments by canonical name, defaults filled in; None if the spelling has no known signature."""
+    """Return the arguments by canonical name, defaults filled in; None if the spelling has no known signature."""
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverloadPacket):
         target = getattr(target, target.overloads()[0])
@@ -65,7 +65,7 @@ def _tuple(value: object, dims: int) -> object:
 
 
 def weight_of(tensors: Tensors) -> Tensor:
-    """The weight of an op that cannot be without."""
+    """Return the weight of an op that cannot be without."""
     weight = tensors["weight"]
     assert weight is not None
     return weight
@@ -185,7 +185,7 @@ TENSORS = ("weight", "bias", "running_mean", "running_var")
 
 
 def build(stock: Stock, source: nn.Module | None, tensors: Tensors) -> nn.Module:
-    """The stock module, sharing `tensors`; children, further state and plain attributes come from `source`."""
+    """Return the stock module, sharing `tensors`; children, further state and plain attributes come from `source`."""
     settings = dict(stock.settings)
     if source is not None and isinstance(source, stock.cls):
         settings.update({name: getattr(source, name) for name in stock.own if hasattr(source, name) and name != "bias"})

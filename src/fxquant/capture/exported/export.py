@@ -97,7 +97,7 @@ def _run_export(tree: nn.Module, slots: tuple[Slot, ...], values: dict[str, obje
 
 
 def _free_dims(leaf: object) -> object:
-    """All sizes, but only the batch of images and volumes: arithmetic on their sizes can take export minutes."""
+    """Return all sizes, but only the batch of images and volumes: arithmetic on their sizes can take export minutes."""
     if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
         return None
     free = 1 if leaf.is_floating_point() and leaf.dim() >= 4 else leaf.dim()
@@ -187,7 +187,7 @@ class _Builder:
         return check, tuple(tuple(places) for places in free.values())
 
     def _state(self, node: fx.Node, path: str) -> fx.Node:
-        """A parameter, buffer or constant as a get_attr node."""
+        """Return a parameter, buffer or constant as a get_attr node."""
         try:
             path = self.first_name.get(id(get_attr(self.tree, path)), path)
         except AttributeError:
@@ -252,7 +252,7 @@ class _Builder:
             return self.graph.call_function(pack, (list(outputs), pytree.treespec_dumps(spec)))
 
     def _rebuild(self, value: Any) -> Any:
-        """The user's containers around output nodes, in terms that a graph can hold."""
+        """Return the user's containers around output nodes, in terms that a graph can hold."""
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
             kwargs = {name: self._rebuild(item) for name, item in fields.items() if item is not None}
@@ -270,7 +270,7 @@ class _Builder:
 
 
 def _hint(size: int | torch.SymInt) -> int:
-    """The size in the example; 0 where it depends on data, until the graph has run."""
+    """Return the size in the example; 0 where it depends on data, until the graph has run."""
     return int(size.node.hint or 0) if isinstance(size, torch.SymInt) else int(size)
 
 

@@ -94,7 +94,7 @@ def record_calls(
 
 
 def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a module holds itself: parameters, buffers and plain attributes, by name."""
+    """Yield the tensors that a module holds itself: parameters, buffers and plain attributes, by name."""
     for table in (module._parameters, module._buffers, module.__dict__):
         yield from ((name, value) for name, value in table.items() if isinstance(value, Tensor))
 

@@ -48,7 +48,7 @@ class Spelling:
 def spell(
     func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], weight: object
 ) -> tuple[Spelling, list[Tensor]]:
-    """The spelling of a call, and the tensors in it besides the weight, in order."""
+    """Return the spelling of a call, and the tensors in it besides the weight, in order."""
     tensors: list[Tensor] = []
 
     def mark(value: object) -> object:
@@ -64,7 +64,7 @@ def spell(
 
 
 def is_weighted_use(use: Use, parameter: Tensor, ops: OpTable) -> bool:
-    """Whether a use of a parameter is a weighted op, with the parameter as its weight."""
+    """Tell whether a use of a parameter is a weighted op, with the parameter as its weight."""
     spelling, tensors = spell(use.function, use.args, use.kwargs, parameter)
     if spelling.is_product:
         return parameter.dim() == 2
@@ -76,7 +76,7 @@ def is_weighted_use(use: Use, parameter: Tensor, ops: OpTable) -> bool:
 
 
 def weight_region(use: Use, parameter: Tensor, ops: OpTable) -> tuple[Region, Spelling] | None:
-    """The region of one op for a weighted use; None if no stock module can say it."""
+    """Return the region of one op for a weighted use; None if no stock module can say it."""
     spelling, tensors = spell(use.function, use.args, use.kwargs, parameter)
     if spelling.is_product:
         inputs, outputs = parameter.shape
@@ -129,7 +129,7 @@ class Weight(Tensor):
         pass
 
     def read(self) -> Tensor:
-        """The float tensor."""
+        """Return the float tensor."""
         weight: Tensor = self.region.weight
         return weight.t() if self.spelling.is_product else weight
 
@@ -182,7 +182,7 @@ def _run(weight: Weight, tensors: list[Tensor]) -> Tensor:
 def put_weights(
     module: nn.Module, sites: dict[str, tuple[Region, Spelling]]
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    """What puts regions in the place of a module's parameters, and what undoes it.
+    """Return what puts regions in the place of a module's parameters, and what undoes it.
 
     The module, one of ours, gets a class derived from its own.
     """

@@ -190,7 +190,7 @@ class _Pieces:
             raise _refusal(Cause.WEIGHTS_OUTSIDE.because(reader=readers[0]))
 
     def _in_leaf(self, path: str, root: str) -> bool:
-        """Whether a path is in a module below `root` that the custom config makes a call, state and all."""
+        """Tell whether a path is in a module below `root` that the custom config makes a call, state and all."""
         steps = path.split(".")
         above = [".".join(steps[: count + 1]) for count in range(len(steps))]
         inner = [at for at in above if at != root and is_within(at, root)]

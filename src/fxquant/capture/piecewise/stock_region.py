@@ -24,7 +24,7 @@ CHILD = "op"
 
 
 def is_weighted_leaf(module: nn.Module, ops: OpTable) -> bool:
-    """Whether a module is a weighted op of the table whose `forward` is torch's own."""
+    """Tell whether a module is a weighted op of the table whose `forward` is torch's own."""
     op = ops.of(type(module))
     forward = type(module).forward
     return (
@@ -65,7 +65,7 @@ def leaf_region(module: nn.Module, calls: list[Call], ops: OpTable) -> Region:
 
 
 def _output_sizes(module: nn.Module, calls: list[Call]) -> bool:
-    """Whether a transposed convolution is called with an output size, always or never."""
+    """Tell whether a transposed convolution is called with an output size, always or never."""
     given = {len(call.args) > 1 or call.kwargs.get("output_size") is not None for call in calls}
     if len(given) > 1:
         raise CaptureError(f"{type(module).__name__} is called both with and without output_size.")

@@ -145,7 +145,7 @@ def _under_bodies(module: nn.Module, inside: bool = False) -> Iterator[nn.Module
 
 
 def capture_alone(module: nn.Module, how: Call, capture: Capture) -> nn.Module:
-    """The module as a region; a stock op becomes a region of that one op."""
+    """Return the module as a region; a stock op becomes a region of that one op."""
     if is_weighted_leaf(module, OPS):
         return leaf_region(module, [how], OPS)
     return capture(module, how.args, how.kwargs)

@@ -120,7 +120,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def value_of(proxy: fx.Proxy) -> object:
-    """The value in the example, or UNKNOWN."""
+    """Return the value in the example, or UNKNOWN."""
     if type(proxy) is Attribute or "root" in proxy.__dict__:
         owner = value_of(proxy.__dict__["root"])
         return UNKNOWN if owner is UNKNOWN else getattr(owner, proxy.__dict__["attr"], UNKNOWN)
@@ -128,7 +128,7 @@ def value_of(proxy: fx.Proxy) -> object:
 
 
 def is_data(proxy: fx.Proxy) -> bool:
-    """Whether the proxy stands for a plain value, or a tensor of a size, that depends on the values in tensors."""
+    """Tell whether the proxy stands for a plain value, or a tensor of a size, that depends on the values in tensors."""
     if "root" in proxy.__dict__:
         return is_data(proxy.__dict__["root"])
     return bool(proxy.__dict__.get("data", False))

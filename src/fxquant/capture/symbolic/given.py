@@ -49,7 +49,7 @@ class Given:
             self.proxy.tracer.create_proxy("call_function", check_items, (self.proxy, self.name, keys), {})
 
     def whole(self) -> object:
-        """What a call is given."""
+        """Return what a call is given."""
         return self.proxy
 
 
@@ -168,7 +168,7 @@ _KINDS: dict[type, type[Given]] = {dict: GivenDict, list: GivenList, tuple: Give
 
 
 def open_container(proxy: fx.Proxy, name: str, example: object, open_: Open) -> object:
-    """The container that code sees in the place of one of the inputs."""
+    """Return the container that code sees in the place of one of the inputs."""
     return _KINDS[type(example)](proxy, name, example, open_)  # type: ignore[call-arg]
 
 
@@ -188,7 +188,7 @@ def hand_on(value: Any) -> Any:
 
 
 def parts_of(value: object) -> Iterator[object]:
-    """A container, and those in it."""
+    """Yield a container, and those in it."""
     if isinstance(value, (dict, list, tuple)) and is_container(value):
         yield value
         for item in value.values() if isinstance(value, dict) else value:

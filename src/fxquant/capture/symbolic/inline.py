@@ -34,7 +34,7 @@ _WRAPPERS: dict[object, int] = {
 def inline(
     tracer: fx.Tracer, module: fx.GraphModule, path: str, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
-    """What a graph module's graph computes, recorded by the tracer. `path` is where the module stands."""
+    """Return what a graph module's graph computes, recorded by the tracer. `path` is where the module stands."""
     values = _flat_inputs(module, args, kwargs)
     if torch_compat.is_exported(module):
         _check_sizes(tracer, module, values)
@@ -132,6 +132,6 @@ def _within(tracer: fx.Tracer, path: str, node: fx.Node) -> Iterator[None]:
 
 
 def is_graph(module: nn.Module) -> TypeGuard[fx.GraphModule]:
-    """Whether a module is to be inlined: its forward is the code of its graph."""
+    """Tell whether a module is to be inlined: its forward is the code of its graph."""
     own: Callable[..., Any] | None = module.__dict__.get("forward")
     return isinstance(module, fx.GraphModule) and own is None

@@ -23,7 +23,7 @@ _LIBRARY = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
 
 
 def takes_weights(function: object, args: object, kwargs: object) -> bool:
-    """Whether a function that is about to be recorded as one call is a library's, and is given weights."""
+    """Tell whether a function that is about to be recorded as one call is a library's, and is given weights."""
     if not isinstance(function, types.FunctionType) or hasattr(function, WRAPPED) or is_foreign(function.__module__):
         return False
     leaves = pytree.tree_leaves((args, kwargs))
@@ -39,7 +39,7 @@ def _is_installed(function: types.FunctionType) -> bool:
 
 
 def look_inside(tracer: fx.Tracer, call: Callable[[], object]) -> fx.Proxy:
-    """The function's result, recorded op by op; if that fails, the graph is as it was."""
+    """Return the function's result, recorded op by op; if that fails, the graph is as it was."""
     refused: list[Exception] = tracer.__dict__.setdefault("refused", [])
     nodes, known = list(tracer.graph.nodes), len(refused)
     try:

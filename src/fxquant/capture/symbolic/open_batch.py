@@ -23,7 +23,7 @@ def look(module: nn.Module) -> None:
 
 
 def holds_for_any_batch(module: fx.GraphModule) -> bool:
-    """Whether rows do not see each other, as far as was looked."""
+    """Tell whether rows do not see each other, as far as was looked."""
     return bool(module.__dict__.get(_KEY, False))
 
 

@@ -34,7 +34,7 @@ class DrawnWatch(OpMode):
         return result
 
     def holds(self, value: object) -> bool:
-        """Whether this is a tensor of random numbers."""
+        """Tell whether this is a tensor of random numbers."""
         return isinstance(value, Tensor) and bool(self._drawn) and _place(value) in self._drawn
 
 

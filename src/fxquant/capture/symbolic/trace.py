@@ -216,7 +216,7 @@ class _Unholdable(NotImplementedError):
 
 
 def run_forward(module: nn.Module, *args: object, **kwargs: object) -> object:
-    """The forward of a root whose class is wrapped, as one call."""
+    """Return the forward of a root whose class is wrapped, as one call."""
     return module.forward(*args, **kwargs)
 
 

@@ -69,12 +69,12 @@ def wrap(target: object = None) -> object:
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether a module's class is wrapped."""
+    """Tell whether a module's class is wrapped."""
     return hasattr(type(module), WRAPPED)
 
 
 def has_wrapped_method(module: nn.Module) -> bool:
-    """Whether the module's class, or one that it derives from, has a wrapped method."""
+    """Tell whether the module's class, or one that it derives from, has a wrapped method."""
     members = (member for cls in type(module).__mro__ for member in vars(cls).values())
     return any(hasattr(getattr(member, "__func__", member), WRAPPED) for member in members)
 

@@ -37,7 +37,7 @@ def _same_items(a: Collection[object], b: Collection[object]) -> bool:
 
 
 def _read_table(table: dict[K, object]) -> dict[K, object]:
-    """What a dict holds, past the methods of its own class: those may make something up, or fail."""
+    """Return what a dict holds, past the methods of its own class: those may make something up, or fail."""
     keys = collections.OrderedDict.keys(table) if isinstance(table, collections.OrderedDict) else dict.keys(table)
     return {key: dict.__getitem__(table, key) for key in keys}
 
@@ -93,7 +93,7 @@ def _put_cell(cell: types.CellType, state: tuple[object, ...]) -> None:
 
 
 def slots_of(cls: type) -> list[types.MemberDescriptorType]:
-    """The slots of a class and of those that it derives from."""
+    """Return the slots of a class and of those that it derives from."""
     found = (vars(base).get(name) for base in cls.__mro__ for name in _slot_names(base))
     return [slot for slot in found if isinstance(slot, types.MemberDescriptorType)]
 

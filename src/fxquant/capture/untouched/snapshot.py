@@ -96,7 +96,7 @@ class Snapshot:
                     setattr(holder, name, value)
 
     def _all_records(self) -> Iterator[Record]:
-        """The records of this snapshot, and those of its ground that it does not have itself."""
+        """Yield the records of this snapshot, and those of its ground that it does not have itself."""
         yield from self._records
         if self._ground is not None:
             yield from (record for record in self._ground.records if id(record[0]) not in self._seen)
@@ -109,7 +109,7 @@ class Snapshot:
                 kind.put(what, state)
 
     def changed(self) -> dict[str, list[str]]:
-        """The attributes behind which something is not as it was, by module path; torch's own tables aside."""
+        """Return the attributes behind which something is not as it was, by module path; torch's own tables aside."""
         found: dict[str, list[str]] = {}
         for what, state, kind, root in self._all_records():
             if kind is MODULE:
@@ -251,7 +251,7 @@ class Ground:
         self.bindings = self._snapshot._bindings
 
     def knows(self, code: object) -> bool:
-        """Whether a function, class or module was followed."""
+        """Tell whether a function, class or module was followed."""
         return id(code) in self._snapshot._seen or code in self._snapshot._classes
 
 

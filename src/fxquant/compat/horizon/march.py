@@ -32,7 +32,7 @@ def set_march(march: March | str) -> None:
 
 
 def get_march() -> str:
-    """The name of the target that was set; an error if none was."""
+    """Return the name of the target that was set; an error if none was."""
     found = target()
     if found is None:
         raise ConfigError("no march is set. Call set_march(March.NASH), or the march of your chip, first.")

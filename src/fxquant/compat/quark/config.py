@@ -136,7 +136,7 @@ class QConfig:
             )
 
     def rule(self, *, training: bool) -> Callable[[str, str, object], Chosen | str | None]:
-        """The config as a rule `(name, kind, op) -> QConfig`."""
+        """Return the config as a rule `(name, kind, op) -> QConfig`."""
 
         def choose(name: str, kind: str, op: object) -> Chosen | str | None:
             if any(fnmatch.fnmatch(name, pattern) for pattern in self.exclude):
@@ -152,7 +152,7 @@ class QConfig:
         return choose
 
     def target(self) -> Target:
-        """The hardware that the default speaks of: power-of-two scales are for NPUs that shift."""
+        """Return the hardware that the default speaks of: power-of-two scales are for NPUs that shift."""
         chosen = self.global_quant_config.chosen(training=False)
         specs = [spec for spec in (chosen.activation, chosen.weight) if isinstance(spec, Spec)]
         if specs and all(spec.scale == "pow2" and spec.granularity == "per_tensor" for spec in specs):

@@ -26,7 +26,7 @@ class ModelQuantizer:
         self.config = config
 
     def quantize_model(self, model: nn.Module, dataloader: Iterable[object] | None = None) -> nn.Module:
-        """A model that simulates the quantized one, and trains. Without data its ranges come from training.
+        """Return a model that simulates the quantized one, and trains. Without data its ranges come from training.
 
         `model` is a module, or what `torch.export` made of one (`.module()`). It is not changed.
         """
@@ -58,7 +58,7 @@ def _exported_with(model: nn.Module) -> tuple[torch.Tensor, ...] | None:
 
 
 def _shown(model: nn.Module) -> list[object]:
-    """What an export saw of the inputs of a program."""
+    """Return what an export saw of the inputs of a program."""
     nodes = model.graph.nodes if isinstance(model, fx.GraphModule) else ()
     return [node.meta.get("val") for node in nodes if node.op == "placeholder"]
 

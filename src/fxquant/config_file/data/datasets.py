@@ -48,7 +48,7 @@ class Samples:
 
 
 def open_dataset(name: str, settings: object, where: str, seed: int) -> Samples:
-    """The dataset, by its name in a file."""
+    """Return the dataset, by its name in a file."""
     if name not in DATASETS:
         raise ConfigError(
             f"{where}: the dataset {name} is not built in. Set the data in code: quantizer.calib_dataloader = ..., or "
@@ -164,7 +164,7 @@ def _mnist(settings: Downloaded, seed: int) -> Samples:
 
 
 def _idx(root: Path, name: str) -> NDArray[np.uint8]:
-    """The format of MNIST: a magic number with the count of dimensions, these, and bytes."""
+    """Return the format of MNIST: a magic number with the count of dimensions, these, and bytes."""
     paths = [folder / f"{name}{end}" for folder in (root, root / "raw", root / "MNIST" / "raw") for end in ("", ".gz")]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:

@@ -124,7 +124,7 @@ def _resize_tensor(image: Tensor, height: int, width: int, method: str) -> Tenso
 
 
 def _cut(image: Tensor, start: tuple[int, int], size: tuple[int, int], *, first: int) -> Tensor:
-    """A part of two axes, from `first` on, with zeros beyond the edges."""
+    """Return a part of two axes, from `first` on, with zeros beyond the edges."""
     made = image.new_zeros((*image.shape[:first], *size, *image.shape[first + 2 :]))
     source: list[slice] = [slice(None)] * image.dim()
     target: list[slice] = [slice(None)] * image.dim()

@@ -40,7 +40,7 @@ def apply(steps: list[tuple[str, object]], picture: Picture, rng: torch.Generato
 
 
 def check(transforms: Transforms, where: str) -> list[tuple[str, object]]:
-    """The steps of a file, if all of them are built in."""
+    """Return the steps of a file, if all of them are built in."""
     for name, _ in transforms.steps:
         if name not in TRANSFORMS:
             raise ConfigError(
@@ -147,7 +147,7 @@ def _crop_resize(picture: Picture, settings: CropResizeSettings, rng: torch.Gene
 
 
 def _padded_center(picture: Picture, settings: PaddedCenterCropSettings, rng: torch.Generator) -> Picture:
-    """The middle, less a border of which `crop_padding` pixels would be left at the final size."""
+    """Return the middle, less a border of which `crop_padding` pixels would be left at the final size."""
     size = max(_pair(settings.size))
     side = round(size / (size + settings.crop_padding) * min(picture.size))
     return _center(picture, side, side)
@@ -199,7 +199,7 @@ def _imagenet(picture: Picture, settings: ResizeCropImagenetSettings, rng: torch
 
 
 def _bilinear(picture: Picture, settings: BilinearImagenetSettings, rng: torch.Generator) -> Picture:
-    """The middle of a picture, 0 to 1, scaled; less the mean, times the scale."""
+    """Return the middle of a picture, 0 to 1, scaled; less the mean, times the scale."""
     height, width = (round(side * settings.central_fraction) for side in picture.size)
     made = _center(picture, height, width).as_array()
     made = made.with_(made.image.astype(np.float32) / 255).resize(settings.height, settings.width)

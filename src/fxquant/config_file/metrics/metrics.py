@@ -29,7 +29,7 @@ class Metric(Protocol):
 
 
 def make_metric(name: str, settings: object, where: str) -> Metric:
-    """A metric by its name in a file."""
+    """Return a metric by its name in a file."""
     if name not in METRICS:
         raise ConfigError(
             f"{where}: the metric {name} is not built in. Set quantizer.eval_func or quantizer.metric in code, or use "
@@ -60,7 +60,7 @@ class Mean:
 
 
 def _tensor(value: object) -> Tensor:
-    """The first output, as a tensor."""
+    """Return the first output, as a tensor."""
     if isinstance(value, dict):
         value = next(iter(value.values()))
     while isinstance(value, (tuple, list)) and value and isinstance(value[0], Tensor):

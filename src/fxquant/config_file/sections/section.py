@@ -58,7 +58,7 @@ class Choice(Section):
 
 
 def as_list(value: object) -> object:
-    """A list as users write it: `[a, b]`, `"a, b"`, `"a b"`, or a single value."""
+    """Return a list as users write it: `[a, b]`, `"a, b"`, `"a b"`, or a single value."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -67,7 +67,7 @@ def as_list(value: object) -> object:
 
 
 def as_number(value: object) -> object:
-    """A number, or a share such as '1%'."""
+    """Return a number, or a share such as '1%'."""
     if isinstance(value, str) and value.strip().endswith("%"):
         return float(value.strip()[:-1]) / 100
     return value

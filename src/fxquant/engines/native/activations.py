@@ -41,7 +41,7 @@ def _on_tensors(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[A
 
 
 def formula(act: Act) -> Callable[[Array], Array]:
-    """The function on arrays of doubles."""
+    """Return the function on arrays of doubles."""
     nn = torch.nn.functional
     made: dict[str, Callable[..., torch.Tensor]] = {
         "relu": torch.relu,
@@ -66,7 +66,7 @@ KINDS = SMOOTH | {"relu", "clamp", "leaky_relu", "hardsigmoid", "hardswish"}
 
 @functools.lru_cache(maxsize=512)
 def fit(act: Act, scale: float, zero_point: int, pieces: int) -> NDArray[np.float32] | None:
-    """The table for an output grid; None if so many quadratics are not close enough."""
+    """Return the table for an output grid; None if so many quadratics are not close enough."""
     function = formula(act)
 
     def steps(x: Array) -> Array:
@@ -146,7 +146,7 @@ def _error(packed: NDArray[np.float32], grid: Array, y: Array) -> float:
 
 
 def apply_table(k: Kernel, x: str, table: str, width: int) -> str:
-    """The output in steps, from the packed table at an address."""
+    """Return the output in steps, from the packed table at an address."""
     n = width // 4
 
     def row(index: int) -> str:
@@ -180,7 +180,7 @@ def exp(k: Kernel, x: str, width: int) -> str:
 
 
 def apply(k: Kernel, act: Act, x: str, width: int) -> str:
-    """The activation of one vector of floats."""
+    """Return the activation of one vector of floats."""
     one = k.splat(1.0)
     if act.kind == "relu":
         return k.largest("zeroinitializer", x, width)

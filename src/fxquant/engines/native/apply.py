@@ -24,7 +24,7 @@ log = logging.getLogger("fxquant")
 
 
 def has_native() -> bool:
-    """Whether native code can be made here."""
+    """Tell whether native code can be made here."""
     return importlib.util.find_spec("llvmlite") is not None and host() is not None
 
 

@@ -40,7 +40,7 @@ class Numbers:
 
 
 def largest(weight: NDArray[np.int8]) -> int:
-    """The largest size of a weight's integers."""
+    """Return the largest size of a weight's integers."""
     return int(np.abs(weight.astype(np.int16)).max(initial=0))
 
 
@@ -61,7 +61,7 @@ def check_weight(holder: QuantizedWeight, weight: object, axis: int) -> None:
 
 
 def numbers(reader: Reader, group: Group, x: Grid, axis: int = 0) -> Numbers:
-    """The integers of a weight with what turns their sums into real values."""
+    """Return the integers of a weight with what turns their sums into real values."""
     weight = group.node.args[1]
     holder = weight_holder(reader.region, weight)
     assert holder is not None
@@ -94,7 +94,7 @@ class Ending:
 
 
 def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid: Grid | None) -> Ending:
-    """The end of a kernel; see finish.py."""
+    """Return the end of a kernel; see finish.py."""
     act, scale, bias = group.act, made.scale, made.bias
     if grid is None:
         kind = "" if other is None else "f32"
@@ -133,7 +133,7 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid
 
 
 def _per_channel(made: Numbers, other: View | None, grid: Grid, act: Act | None, limits: tuple[int, int]) -> Ending:
-    """The end of a kernel whose output has a scale for each channel: it multiplies per channel anyway."""
+    """Return the end of a kernel whose output has a scale for each channel: it multiplies per channel anyway."""
     if act is not None or other is not None:
         raise Unread("what comes before a scale for each channel has to be linear")
     unit = np.array(grid.channels)
@@ -145,7 +145,7 @@ def _per_channel(made: Numbers, other: View | None, grid: Grid, act: Act | None,
 
 
 def _step(value: float, grid: Grid) -> int:
-    """The step of a grid that is nearest to a value."""
+    """Return the step of a grid that is nearest to a value."""
     found = {_step_of(value / scale, grid) for scale in grid.channels or (grid.scale,)}
     if len(found) > 1:
         raise Unread("it clamps at another step in each channel")

@@ -28,7 +28,7 @@ def default_directory() -> Path:
 
 
 def entry_name(text: str, machine: Machine) -> str:
-    """The digest of all that object code depends on."""
+    """Return the digest of all that object code depends on."""
     import llvmlite
     import llvmlite.binding as llvm
 
@@ -43,7 +43,7 @@ class Cache:
         self.directory = directory
 
     def load(self, name: str) -> bytes | None:
-        """The code, if it is there and whole."""
+        """Return the code, if it is there and whole."""
         directory = self._open()
         if directory is None:
             return None
@@ -76,7 +76,7 @@ class Cache:
         self._trim(directory)
 
     def _open(self) -> Path | None:
-        """The directory, made if need be; None if it is not the user's alone."""
+        """Return the directory, made if need be; None if it is not the user's alone."""
         if self.directory is None or not hasattr(os, "getuid"):
             return None
         try:

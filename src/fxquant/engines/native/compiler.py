@@ -19,7 +19,7 @@ _LEVEL = 1
 
 
 def module_text(functions: Iterable[Function], machine: Machine, extra: str = "", used: Iterable[str] = ()) -> str:
-    """The IR of a module with some functions in it; `extra` is more text, which uses these intrinsics."""
+    """Return the IR of a module with some functions in it; `extra` is more text, which uses these intrinsics."""
     functions = list(functions)
     names = sorted({name for function in functions for name in function.used} | set(used))
     bits = 8 * machine.width

@@ -30,7 +30,7 @@ class OwnRange:
 
 
 def quantize(name: str, spec: OwnRange, machine: Machine) -> Kernel:
-    """The kernel: `x`, `grid` (scale and zero, which it writes), `out`."""
+    """Return the kernel: `x`, `grid` (scale and zero, which it writes), `out`."""
     k = Kernel(name, ("x", "grid", "out"), machine)
     scale, zero = _write_grid(k, spec, _range(k, spec))
     n, width = machine.floats, machine.width
@@ -119,7 +119,7 @@ class Affine:
 
 
 def affine(name: str, spec: Affine, machine: Machine) -> Kernel:
-    """The kernel: `grid`, `parts` (a, b and c, one behind the other), `out`."""
+    """Return the kernel: `grid`, `parts` (a, b and c, one behind the other), `out`."""
     k = Kernel(name, ("grid", "parts", "out"), machine)
     n, width = machine.floats, machine.width
     type_ = f"<{n} x float>"

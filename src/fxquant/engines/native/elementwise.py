@@ -54,7 +54,7 @@ class Elementwise:
 
 
 def count_constants(expr: Expr) -> int:
-    """How many constants an expression has."""
+    """Tell how many constants an expression has."""
     if expr[0] == "const":
         return int(expr[1]) + 1
     return max((count_constants(part) for part in expr[1:] if isinstance(part, tuple)), default=0)
@@ -72,7 +72,7 @@ def params(
 
 
 def emit(name: str, spec: Elementwise, machine: Machine) -> Kernel:
-    """The kernel: `in0`, `in1`, ..., `params`, `out`. Rows are the first dim."""
+    """Return the kernel: `in0`, `in1`, ..., `params`, `out`. Rows are the first dim."""
     k = Kernel(name, (*(f"in{index}" for index in range(len(spec.operands))), "params", "out"), machine)
     outer = spec.dims[:-1]
 
@@ -151,7 +151,7 @@ def _param(k: Kernel, index: int) -> str:
 
 
 def _load(k: Kernel, index: int, operand: Access, base: str, parts: int, kept: int) -> list[str]:
-    """An operand as floats, in one vector or in four."""
+    """Return an operand as floats, in one vector or in four."""
     width, n = k.machine.width, k.machine.floats
     type_ = "float" if operand.dtype == "f32" else "i8"
     stride = operand.strides[-1]

@@ -18,7 +18,7 @@ from fxquant.engines.native.values import View, dense
 
 
 def scaled_affine(reader: Reader, made: Numbers, spec: Gemm, machine: Machine, place: View) -> View:
-    """What the gemm reads as `params`, as a tensor of the program; `place` holds scale and zero of the input."""
+    """Return what the gemm reads as `params`, as a tensor of the program; `place` holds scale and zero of the input."""
     nothing = np.zeros_like(made.scale)
     totals = made.scale * made.weight.astype(np.int64).sum((1, 2, 3))
     pairs = ((made.scale, nothing), (nothing, totals), (nothing, made.plain))

@@ -278,7 +278,7 @@ def emit_gemm(
 
 
 def _most(group: Group, x: View) -> int:
-    """The largest input. Those that kernels make keep to their grid; those that are handed in may not."""
+    """Return the largest input. Those that kernels make keep to their grid; those that are handed in may not."""
     return 255 if x.grid is None or is_handed_in(group.node.all_input_nodes[0]) else x.grid.high
 
 
@@ -287,7 +287,7 @@ def _suffix(group: Group) -> str:
 
 
 def _padded(array: NDArray[A], channels: int) -> NDArray[A]:
-    """An array with zeros for the channels that are not there."""
+    """Return an array with zeros for the channels that are not there."""
     made = np.zeros((channels, *array.shape[1:]), array.dtype)
     made[: len(array)] = array
     return made

@@ -35,7 +35,7 @@ Kernels = dict[tuple[object, object], Kernel]
 def entry(
     name: str, ops: Sequence[Op], plan: Plan, kernels: Kernels, machine: Machine, shared: bool = False
 ) -> Function:
-    """A function that runs some ops; `shared` is the form for several threads."""
+    """Return a function that runs some ops; `shared` is the form for several threads."""
     f = _Entry(name)
     used = [pointer.buffer for op in ops for pointer in op.pointers if pointer.buffer is not None]
     slots = {buffer.slot: buffer.bytes for buffer in used if buffer.space == "slot"}
@@ -88,7 +88,7 @@ def _share(f: Function, op: Op, name: str, given: Sequence[str]) -> None:
 
 
 def _part(f: Function, total: int) -> tuple[str, str]:
-    """The range of this thread among `total` things."""
+    """Return the range of this thread among `total` things."""
     low = f.value(f"sdiv i64 {f.mul('%thread', total)}, %threads")
     after = f.add("%thread", 1)
     return low, f.value(f"sdiv i64 {f.mul(after, total)}, %threads")

@@ -63,7 +63,7 @@ class Places:
 
 
 def load_affine(k: Kernel, params: str, vectors: int, width: int) -> tuple[list[str], list[str]]:
-    """The scales and biases of a block of channels."""
+    """Return the scales and biases of a block of channels."""
     type_ = f"<{width // 4} x float>"
     both = [k.load(type_, k.at(params, width * index), width) for index in range(2 * vectors)]
     return both[:vectors], both[vectors:]
@@ -132,7 +132,7 @@ def _add_other(k: Kernel, spec: Finish, values: list[str], places: Places, width
 def header(
     other_scale: float = 0.0, scale: float = 0.0, zero: float = 0.0, table: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """What all channels share, as `finish` reads it."""
+    """Return what all channels share, as `finish` reads it."""
     start = np.repeat(np.array([other_scale, scale, zero], np.float32), 16)
     return np.concatenate((start, np.zeros(TABLE_BYTES // 4, np.float32) if table is None else table))
 

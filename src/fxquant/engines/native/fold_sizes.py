@@ -36,7 +36,7 @@ def fold_sizes(graph: fx.Graph, runs: tuple[Values, Values]) -> None:
 
 
 def _is_same(node: fx.Node, runs: tuple[Values, Values]) -> bool:
-    """Whether the value is a number, or some, and the same for both batches."""
+    """Tell whether the value is a number, or some, and the same for both batches."""
     values = [run[node] for run in runs]
     if not all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves(values)):
         return False
@@ -44,7 +44,7 @@ def _is_same(node: fx.Node, runs: tuple[Values, Values]) -> bool:
 
 
 def _is_fixed(operand: fx.Node, node: fx.Node, fixed: Values, values: Values) -> bool:
-    """Whether what a node sees of its operand is the same for all batches: not only for two."""
+    """Tell whether what a node sees of its operand is the same for all batches: not only for two."""
     if isinstance(values[operand], Tensor):
         return reads_size(node) or (node.target is getattr and node.args[1] == "dtype")
     return operand in fixed or (node.target is operator.getitem and isinstance(values[operand], torch.Size))

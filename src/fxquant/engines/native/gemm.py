@@ -243,7 +243,7 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
 
 
 def _run(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry], x: str, weights: str) -> list[str]:
-    """The products of one run of bytes."""
+    """Return the products of one run of bytes."""
     machine, quads = k.machine, spec.taps.quads
     step = vectors * machine.width * machine.weight_bytes
     unroll = quads if quads * len(carries) <= _UNROLLED else 1
@@ -267,7 +267,7 @@ def _run(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry],
 
 
 def _steps(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry], block: _Block) -> list[str]:
-    """The products of a block's list of steps."""
+    """Return the products of a block's list of steps."""
     machine = k.machine
     entry = [k.load("i64", k.at(block.weights, 8 * index), 8) for index in range(3)]
     steps, weights = (k.at("%weights", offset) for offset in entry[:2])

@@ -44,7 +44,7 @@ class GroupNorm:
 
 
 def emit(name: str, spec: GroupNorm, machine: Machine) -> Kernel:
-    """The kernel: `x`, `params` (weight, bias; scale and zero of `x`, 1 / scale and zero of `out`), `out`."""
+    """Return the kernel: `x`, `params` (weight, bias; scale and zero of `x`, 1 / scale and zero of `out`), `out`."""
     k = Kernel(name, ("x", "params", "out"), machine)
     sums, means, roots = (k.value(f"alloca [{spec.padded} x i8], align 64") for _ in range(3))
     n, width = machine.floats, machine.width

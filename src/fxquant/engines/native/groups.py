@@ -48,7 +48,7 @@ def is_handed_in(node: fx.Node) -> bool:
 
 
 def find_group(reader: Reader, node: fx.Node) -> Group | None:
-    """The group around a weighted op with integer weights; None for other nodes."""
+    """Return the group around a weighted op with integer weights; None for other nodes."""
     op = reader.table.of_node(node, reader.region)
     if op is None or op.kind not in ("linear", *CONVS, *TRANSPOSED) or node.op != "call_function" or len(node.args) < 2:
         return None
@@ -82,7 +82,7 @@ def find_group(reader: Reader, node: fx.Node) -> Group | None:
 
 
 def _other(reader: Reader, node: fx.Node, add: fx.Node) -> fx.Node | None:
-    """What a sum adds to an op's output, if it is a tensor of the same shape."""
+    """Return what a sum adds to an op's output, if it is a tensor of the same shape."""
     op = reader.table.of_node(add, reader.region)
     if op is None or op.kind != "add" or len(add.args) != 2 or add.kwargs:
         return None
@@ -98,7 +98,7 @@ def _dims(reader: Reader, node: fx.Node) -> tuple[int, ...] | None:
 
 
 def padding_of(reader: Reader, node: fx.Node) -> Pads | None:
-    """The padding of a convolution with integer weights; None for other nodes."""
+    """Return the padding of a convolution with integer weights; None for other nodes."""
     op = reader.table.of_node(node, reader.region)
     if op is None or op.kind not in CONVS or node.op != "call_function" or len(node.args) < 2:
         return None

@@ -9,7 +9,7 @@ Signature = tuple[str, tuple[str, ...]]  # result, arguments
 
 
 def _per_width() -> dict[str, Signature]:
-    """What exists for vectors of 16, 32 and 64 bytes."""
+    """Return what exists for vectors of 16, 32 and 64 bytes."""
     made: dict[str, Signature] = {}
     for size, bits in ((16, "128"), (32, "256"), (64, "512")):
         n = size // 4
@@ -61,6 +61,6 @@ INTRINSICS: dict[str, Signature] = {
 
 
 def declaration(name: str) -> str:
-    """The line that declares one of them."""
+    """Return the line that declares one of them."""
     result, arguments = INTRINSICS[name]
     return f"declare {result} @{name}({', '.join(arguments)})"

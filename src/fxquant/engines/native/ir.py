@@ -12,7 +12,7 @@ Body = Callable[[str, list[str]], list[str]]
 
 
 def number(value: float) -> str:
-    """A float constant as LLVM reads it: the bits of the double that equals the float32."""
+    """Return a float constant as LLVM reads it: the bits of the double that equals the float32."""
     rounded = struct.unpack("<f", struct.pack("<f", value))[0]
     return "0x" + struct.pack(">d", rounded).hex().upper()
 
@@ -81,11 +81,11 @@ class Function:
         return a if b == 1 else self.value(f"mul nsw i64 {a}, {b}")
 
     def at(self, base: str, offset: str | int) -> str:
-        """The address some bytes after another."""
+        """Return the address some bytes after another."""
         return base if offset in (0, "0") else self.value(f"getelementptr i8, ptr {base}, i64 {offset}")
 
     def step(self, base: str, index: str, size: int) -> str:
-        """The address of element `index` of those of `size` bytes from a base on."""
+        """Return the address of element `index` of those of `size` bytes from a base on."""
         if index.lstrip("-").isdigit():
             return self.at(base, int(index) * size)
         return base if size == 0 else self.at(base, self.mul(index, size))

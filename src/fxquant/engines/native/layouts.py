@@ -11,7 +11,7 @@ from fxquant.engines.native.values import View, collapse, dense, image
 
 
 def as_rows(reader: Reader, view: View) -> View:
-    """The view with its last axis dense and the others as at most two strides."""
+    """Return the view with its last axis dense and the others as at most two strides."""
     leading = view.shape[:-1]
     dims, _ = collapse(leading, [view.strides[:-1]], tuple(range(len(leading))))
     if len(dims) <= 1 and view.strides[-1] in (0, 1) and (view.shape[-1] == 1 or view.strides[-1] == 1):
@@ -30,7 +30,7 @@ def tall(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def with_height(view: View) -> View:
-    """A view of (channels, width) as one row of an image."""
+    """Return a view of (channels, width) as one row of an image."""
     if len(view.shape) == 3:
         return view
     (channels, width), (c, w) = view.shape, view.strides
@@ -39,7 +39,7 @@ def with_height(view: View) -> View:
 
 
 def as_image(reader: Reader, view: View, pads: Pads) -> View:
-    """The view with the channels innermost, in the program's memory, with a border as wide as the padding."""
+    """Return the view with the channels innermost, in the program's memory, with a border as wide as the padding."""
     buffer = view.buffer
     inner = view.strides[0] == 1 or view.shape[0] == 1
     wanted = (max(pads[0], pads[2]), max(pads[1], pads[3]))

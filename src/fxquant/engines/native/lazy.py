@@ -49,12 +49,12 @@ Value = View | Lazy | Moved | Outside
 
 
 def lazy(view: View) -> Lazy:
-    """A view as an expression."""
+    """Return a view as an expression."""
     return Lazy(expr=("in", 0), operands=(view,), constants=(), shape=view.shape, level=view.level)
 
 
 def join(op: str, a: Lazy | float, b: Lazy | float, shape: tuple[int, ...]) -> Lazy:
-    """A binary op of two expressions or numbers."""
+    """Return a binary op of two expressions or numbers."""
     operands: list[View] = []
     constants: list[float] = []
     parts = []

@@ -32,7 +32,7 @@ _LONG = 1.0  # seconds, after which one is told
 
 
 def _sources() -> str:
-    """A digest of the generators, taken as they are loaded."""
+    """Return a digest of the generators, taken as they are loaded."""
     files = importlib.resources.files(__package__).iterdir()
     made = hashlib.sha256()
     for file in sorted((file for file in files if file.is_file()), key=lambda file: file.name):
@@ -53,7 +53,7 @@ def make_kernels(plan: Plan, machine: Machine) -> dict[tuple[object, object], Ke
 
 
 def make_functions(plan: Plan, machine: Machine) -> list[Function]:
-    """The kernels, and the entries of each level: run0, run0_shared, run2, ..."""
+    """Return the kernels, and the entries of each level: run0, run0_shared, run2, ..."""
     kernels = make_kernels(plan, machine)
     entries = []
     for level in sorted({op.level for op in plan.ops}):
@@ -65,7 +65,7 @@ def make_functions(plan: Plan, machine: Machine) -> list[Function]:
 
 
 def _identity(plan: Plan) -> str:
-    """All that the functions of a plan are made from, as text."""
+    """Return all that the functions of a plan are made from, as text."""
     return repr((_SOURCES, plan.kept, [_op(op) for op in plan.ops]))
 
 
@@ -89,7 +89,7 @@ class Libraries:
         self._known: OrderedDict[str, Library] = OrderedDict()
 
     def of_plan(self, plan: Plan, machine: Machine) -> tuple[str, Library]:
-        """The functions of a plan, with the name of their code."""
+        """Return the functions of a plan, with the name of their code."""
         identity = _identity(plan)
         return entry_name(identity, machine), self._load(identity, machine, lambda: make_functions(plan, machine))
 

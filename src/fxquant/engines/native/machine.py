@@ -53,11 +53,11 @@ class Machine:
         return 128 if self.dot == "sdot" else 0
 
     def for_pairs(self, fit: bool) -> Machine:
-        """The machine for a kernel whose sums of two products all fit int16, or not."""
+        """Return the machine for a kernel whose sums of two products all fit int16, or not."""
         return replace(self, dot="maddubs") if self.dot == "madd" and fit else self
 
     def most_rows(self, vectors: int) -> int:
-        """How many pixels a tile of that many vectors of channels can have, with its sums in registers."""
+        """Tell how many pixels a tile of that many vectors of channels can have, with its sums in registers."""
         spare = {"madd": 3, "maddubs": 7}.get(self.dot, 1)  # with fewer, LLVM spills sums around the loop
         kept = vectors if self.registers > 16 else 1  # few registers: weights come from memory
         return max(1, min(16, (self.registers - spare - kept) // vectors))
@@ -102,13 +102,13 @@ MACHINES = (AVX512, AVX_VNNI, AVX512_256, AVX2, NEON_I8MM, NEON)
 
 
 def runs_here(machine: Machine) -> bool:
-    """Whether this CPU has what a machine needs."""
+    """Tell whether this CPU has what a machine needs."""
     return _arch() == machine.triple.partition("-")[0] and all(_features().get(name, False) for name in machine.needs)
 
 
 @functools.cache
 def host() -> Machine | None:
-    """The best machine that this CPU is; None if it is none of them."""
+    """Return the best machine that this CPU is; None if it is none of them."""
     return next((machine for machine in MACHINES if runs_here(machine)), None)
 
 

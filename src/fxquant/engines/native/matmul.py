@@ -35,7 +35,7 @@ def blocks(spec: Matmul, machine: Machine) -> list[int]:
 
 
 def emit(name: str, spec: Matmul, machine: Machine) -> Kernel:
-    """The kernel: `a`, `b`, `out`. Work is split by the first dim of the batch."""
+    """Return the kernel: `a`, `b`, `out`. Work is split by the first dim of the batch."""
     k = Kernel(name, ("a", "b", "out"), machine)
 
     def nest(depth: int, a: str, b: str, out: str) -> None:

@@ -73,6 +73,6 @@ class Constants:
 
 
 def levels(views: Sequence[View]) -> int:
-    """The segment that an op on these belongs to: even, and not before any of them."""
+    """Return the segment that an op on these belongs to: even, and not before any of them."""
     latest = max((view.level for view in views), default=0)
     return latest + latest % 2

@@ -27,7 +27,7 @@ class Planes:
 
 
 def quantize_planes(name: str, spec: Planes, machine: Machine) -> Kernel:
-    """The kernel: `x` (floats), `params` (1 / scale and zero, sixteen times each), `out`."""
+    """Return the kernel: `x` (floats), `params` (1 / scale and zero, sixteen times each), `out`."""
     k = Kernel(name, ("x", "params", "out"), machine)
     n, channels = machine.floats, spec.channels
 
@@ -62,7 +62,7 @@ def _quantize(k: Kernel, x: str, spec: Planes) -> str:
 
 
 def _interleave(k: Kernel, planes: list[str]) -> str:
-    """The bytes of several planes in turns, at the front of a vector."""
+    """Return the bytes of several planes in turns, at the front of a vector."""
     n = k.machine.floats
     joined = planes[0]
     for channel, plane in enumerate(planes[1:], 1):
@@ -86,7 +86,7 @@ class Border:
 
 
 def fill_border(name: str, spec: Border, machine: Machine) -> Kernel:
-    """The kernel: `params` (the byte), `out` (the first byte of the border)."""
+    """Return the kernel: `params` (the byte), `out` (the first byte of the border)."""
     k = Kernel(name, ("params", "out"), machine)
     byte = k.load("i8", "%params")
 

@@ -57,7 +57,7 @@ def place(ops: Sequence[Op]) -> Plan:
 
 
 def _free(live: list[tuple[int, int, int]], size: int) -> int:
-    """The first gap that is large enough."""
+    """Return the first gap that is large enough."""
     at = _SLACK
     for offset, end, _ in sorted(live):
         if at + size <= offset:

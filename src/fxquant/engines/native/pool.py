@@ -45,7 +45,7 @@ class Pool:
 
 
 def table(ys: list[Window], xs: list[Window], scale: float, zero: float, out_zero: float) -> NDArray[np.uint8]:
-    """What the kernel reads as `params`: factors, then the windows of rows and of columns."""
+    """Return what the kernel reads as `params`: factors, then the windows of rows and of columns."""
     head = np.repeat(np.array([scale, zero, out_zero], np.float32), 16).view(np.uint8)
     rows = np.zeros((len(ys) + len(xs), _ROW // 8), np.int64)
     rows[:, 0] = [window[0] for window in (*ys, *xs)]
@@ -58,7 +58,7 @@ def table(ys: list[Window], xs: list[Window], scale: float, zero: float, out_zer
 
 
 def emit(name: str, spec: Pool, machine: Machine) -> Kernel:
-    """The kernel: `x`, `params`, `out`."""
+    """Return the kernel: `x`, `params`, `out`."""
     k = Kernel(name, ("x", "params", "out"), machine)
 
     def row(y: str) -> None:

@@ -47,7 +47,7 @@ def aligned(size: int) -> Bytes:
 
 
 def _plain(value: Any, env: Env) -> Any:
-    """The argument of an output node with the values of its nodes, in containers that are not fx's."""
+    """Return the argument of an output node with the values of its nodes, in containers that are not fx's."""
     if isinstance(value, fx.Node):
         return env[value]
     if isinstance(value, dict):
@@ -63,7 +63,7 @@ def _plain(value: Any, env: Env) -> Any:
 
 
 def _pairs(spec: object, value: Any) -> Iterator[tuple[fx.Node, Tensor]]:
-    """The nodes in the argument of an output node, with the tensors that they are in a result."""
+    """Yield the nodes in the argument of an output node, with the tensors that they are in a result."""
     if isinstance(spec, fx.Node):
         if isinstance(value, Tensor):
             yield spec, value
@@ -95,7 +95,7 @@ class _Result:
         self.order: tuple[int, ...] = ()  # of axes in memory, as the graph's result has them
 
     def lie(self, tensor: Tensor) -> Tensor:
-        """The tensor with its axes in that order."""
+        """Return the tensor with its axes in that order."""
         if not self.order:
             return tensor.contiguous()
         back = [self.order.index(axis) for axis in range(len(self.order))]
@@ -167,7 +167,7 @@ class Program:
         self._shared = [node for node in returned if isinstance(self.fixed.get(node), Tensor) and node.op != "get_attr"]
 
     def pays(self, batch: int) -> bool:
-        """Whether a batch is run faster here than as products of matrices.
+        """Tell whether a batch is run faster here than as products of matrices.
 
         Samples are run one by one. A linear layer that has one row in a sample reads all its weights each time; as a
         product with all rows of the batch it reads them once, and Python calls each layer. Rates are rough, in
@@ -222,7 +222,7 @@ class Program:
             self.checked.add(batch)
 
     def run(self, inputs: Sequence[object], batch: int) -> object:
-        """What the graph returns for the values of its placeholders."""
+        """Return what the graph returns for the values of its placeholders."""
         env: Env = dict(zip(self.placeholders, inputs, strict=True))
         if self.fixed:
             env.update(self.fixed)

@@ -17,7 +17,7 @@ from fxquant.graph import torch_compat
 
 
 def act_of(reader: Reader, node: fx.Node) -> Act | None:
-    """The activation that a node is; None if it is none that kernels have."""
+    """Return the activation that a node is; None if it is none that kernels have."""
     op = reader.table.of_node(node, reader.region)
     if op is None or op.kind not in KINDS:
         return None
@@ -38,7 +38,7 @@ def act_of(reader: Reader, node: fx.Node) -> Act | None:
 
 
 def grid_of_quantize(reader: Reader, node: fx.Node) -> Grid:
-    """The grid of a quantize or dequantize node."""
+    """Return the grid of a quantize or dequantize node."""
     if node.target in (torch_compat.QUANTIZE_CHANNEL, torch_compat.DEQUANTIZE_CHANNEL):
         return _grid_per_channel(reader, node)
     scale, zero = grid_of(node)
@@ -50,7 +50,7 @@ def grid_of_quantize(reader: Reader, node: fx.Node) -> Grid:
 
 
 def is_channel_quantize(node: object) -> bool:
-    """Whether a node quantizes to uint8 with a scale for each channel."""
+    """Tell whether a node quantizes to uint8 with a scale for each channel."""
     target = torch_compat.QUANTIZE_CHANNEL
     if not isinstance(node, fx.Node) or node.target is not target:
         return False

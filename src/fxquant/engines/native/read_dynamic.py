@@ -39,7 +39,7 @@ class Chain:
 
 
 def find_chain(reader: Reader, node: fx.Node) -> Chain | None:
-    """The chain that ends at a dequantize node, if linears alone read it, and nothing else what is in it."""
+    """Return the chain that ends at a dequantize node, if linears alone read it, and nothing else what is in it."""
     if node.target is not torch_compat.DEQUANTIZE_TENSOR or node.kwargs:
         return None
     quantize = node.args[0]
@@ -62,7 +62,7 @@ def find_chain(reader: Reader, node: fx.Node) -> Chain | None:
 
 
 def _is_linear(reader: Reader, user: fx.Node, source: fx.Node) -> bool:
-    """Whether a node is a linear with int8 weights that the kernel takes."""
+    """Tell whether a node is a linear with int8 weights that the kernel takes."""
     op = reader.table.of_node(user, reader.region)
     if op is None or op.kind != "linear" or user.args[:1] != (source,) or len(user.args) < 2:
         return False

@@ -49,7 +49,7 @@ def _quantize_channels(reader: Reader, node: fx.Node, grid: Grid) -> View:
 
 
 def _quantize_picture(reader: Reader, node: fx.Node, view: View, grid: Grid) -> View | None:
-    """A picture of few channels, without a gap between its pixels."""
+    """Return a picture of few channels, without a gap between its pixels."""
     if len(view.shape) != 3 or view.shape[0] > _FEW or view.buffer.space != "slot":
         return None
     channels, height, width = view.shape
@@ -69,7 +69,7 @@ def _quantize_picture(reader: Reader, node: fx.Node, view: View, grid: Grid) -> 
 
 
 def read_dequantize(reader: Reader, node: fx.Node) -> Value:
-    """The integers themselves, on their grid."""
+    """Return the integers themselves, on their grid."""
     value = reader.values[node.all_input_nodes[0]]
     if node.target is torch_compat.DEQUANTIZE_CHANNEL and isinstance(value, View) and value.grid is not None:
         if value.grid != grid_of_quantize(reader, node):
@@ -122,7 +122,7 @@ def read_binary(reader: Reader, node: fx.Node) -> Value:
 
 
 def read_act(reader: Reader, node: fx.Node) -> Value:
-    """A unary function."""
+    """Return a unary function."""
     act = act_of(reader, node)
     if act is None:
         raise Unread("it has settings that the kernel lacks")
@@ -155,7 +155,7 @@ def read_same(reader: Reader, node: fx.Node) -> Value:
 
 
 def _per_channel(reader: Reader, values: Tensor, rank: int) -> Lazy:
-    """A parameter with a number for each channel, the first axis of a sample."""
+    """Return a parameter with a number for each channel, the first axis of a sample."""
     if values.dtype != torch.float32 or values.device.type != "cpu":
         raise Unread("a parameter is not float32 on the CPU")
     offset = reader.constants.put(values.detach().contiguous().numpy())

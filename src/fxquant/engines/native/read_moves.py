@@ -87,7 +87,7 @@ def _put(reader: Reader, view: View, part: View, last: bool) -> None:
 
 
 def _joined(reader: Reader, node: fx.Node, shape: tuple[int, ...], views: list[View], grid: Grid | None) -> View:
-    """A new tensor for several, in the order of the first."""
+    """Return a new tensor for several, in the order of the first."""
     level = max(view.level for view in views)
     level += level % 2
     pad = _border(reader, node) if grid is not None else None

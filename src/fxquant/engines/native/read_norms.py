@@ -45,7 +45,7 @@ def _affine(reader: Reader, node: fx.Node, places: tuple[int, int], count: int) 
 
 
 def _grid_after(reader: Reader, node: fx.Node) -> tuple[fx.Node | None, Grid | None]:
-    """The quantize that takes the output of a node, alone, and its grid."""
+    """Return the quantize that takes the output of a node, alone, and its grid."""
     after = only_user(node)
     if after is None or not is_quantize(after):
         return None, None

@@ -47,7 +47,7 @@ def _adaptive(size: int, outputs: int) -> list[tuple[int, int, int]]:
 
 
 def _done(reader: Reader, node: fx.Node, end: fx.Node, made: View) -> View:
-    """The result in the shape of the node."""
+    """Return the result in the shape of the node."""
     view = read_back(made, stand_in(made).reshape(2, *reader.shape(node)))
     assert view is not None
     if end is not node:
@@ -130,7 +130,7 @@ def read_avg_pool(reader: Reader, node: fx.Node) -> Value:
 
 
 def read_mean(reader: Reader, node: fx.Node) -> Value:
-    """The mean over all pixels: x.mean((2, 3))."""
+    """Return the mean over all pixels: x.mean((2, 3))."""
     source = node.args[0]
     axes = setting(node, None, 1, "dim", None)
     if isinstance(source, fx.Node) and _is_float(reader.values[source]):
@@ -153,7 +153,7 @@ def _is_float(value: Value) -> bool:
 
 
 def _mean_of_floats(reader: Reader, node: fx.Node, view: View, axes: int | Sequence[int] | None) -> View:
-    """The mean of floats over neighbouring axes: a product with a row of equal shares."""
+    """Return the mean of floats over neighbouring axes: a product with a row of equal shares."""
     rank = len(view.shape) + 1
     found_axes = (axes,) if isinstance(axes, int) else tuple(axes or ())
     axes = sorted(axis % rank - 1 for axis in found_axes)

@@ -48,7 +48,7 @@ def _output(reader: Reader, node: fx.Node, shape: tuple[int, ...], grid: Grid | 
 
 
 def _probe(reader: Reader, node: fx.Node, source: fx.Node, sizes: tuple[int, ...], axis: int) -> Sums:
-    """The sums along one axis. The other axis is one pixel wide, or as it is if the op makes nothing of that."""
+    """Return the sums along one axis. The other axis is one pixel wide, or as it is if the op makes nothing of that."""
     size, shape = sizes[axis], reader.shape(node)
     if size * shape[1] * shape[2] > _MOST_PROBED:
         raise Unread("it is too large to look at its weights")

@@ -22,7 +22,7 @@ from fxquant.ops.table import argument
 
 
 def dense_rows(reader: Reader, node: object) -> View:
-    """An operand of floats whose last axis is dense."""
+    """Return an operand of floats whose last axis is dense."""
     view = reader.floats(node)
     if not view.shape:
         raise Unread("its operand has no axis")
@@ -69,7 +69,7 @@ def _softmax(reader: Reader, x: View, scale: float) -> View:
 
 
 def read_matmul(reader: Reader, node: fx.Node) -> Value:
-    """The product of two tensors of floats."""
+    """Return the product of two tensors of floats."""
     op = reader.table.of_node(node, reader.region)
     assert op is not None
     a, b = reader.floats(argument(node, op, 0)), reader.floats(argument(node, op, 1))

@@ -32,7 +32,7 @@ class _Phase:
 
 
 def _phases(size: int, kernel: int, stride: int, padding: int) -> list[_Phase]:
-    """All phases of an axis with `size` outputs."""
+    """Return all phases of an axis with `size` outputs."""
     found = []
     for r in range(stride):
         taps = tuple(range(r, kernel, stride))[::-1]
@@ -70,7 +70,7 @@ def read_transposed(reader: Reader, group: Group, x: View, grid: Grid | None) ->
 
 
 def _pads(ys: list[_Phase], xs: list[_Phase], x: View) -> tuple[int, int, int, int]:
-    """How far the taps reach over the edges of the input."""
+    """Tell how far the taps reach over the edges of the input."""
     low, high = [], []
     for phases, size in ((ys, x.shape[1]), (xs, x.shape[2])):
         low.append(max(max(-phase.source, 0) for phase in phases))

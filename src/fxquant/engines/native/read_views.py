@@ -17,7 +17,7 @@ from fxquant.engines.native.values import View, batch_axis, broadcast, read_back
 
 
 def run_on(reader: Reader, node: fx.Node, tensor: Tensor, source: fx.Node) -> Any:
-    """What the node's function returns for a tensor in the place of its operand."""
+    """Return what the node's function returns for a tensor in the place of its operand."""
 
     def swap(operand: fx.Node) -> Any:
         if operand is source:
@@ -63,7 +63,7 @@ def read_view(reader: Reader, node: fx.Node) -> Value:
 
 
 def _stands_for(reader: Reader, value: Value, source: fx.Node) -> tuple[View, Tensor]:
-    """A view, and the tensor without memory that an op gets for it."""
+    """Return a view, and the tensor without memory that an op gets for it."""
     if isinstance(value, Moved):
         return value.view, stand_in(value.view).movedim(0, value.axis)
     view = reader.view(source)
@@ -71,7 +71,7 @@ def _stands_for(reader: Reader, value: Value, source: fx.Node) -> tuple[View, Te
 
 
 def _value(view: View, tensor: object) -> View | Moved | None:
-    """What a tensor stands for that was made of a view's stand-in."""
+    """Return what a tensor stands for that was made of a view's stand-in."""
     found = read_back(view, tensor)
     if found is None and isinstance(tensor, Tensor) and (axis := batch_axis(tensor)) is not None:
         moved = read_back(view, tensor.movedim(axis, 0))
@@ -80,7 +80,7 @@ def _value(view: View, tensor: object) -> View | Moved | None:
 
 
 def _expand_constant(reader: Reader, node: fx.Node, value: Outside) -> View:
-    """A parameter, once for every sample."""
+    """Return a parameter, once for every sample."""
     op = reader.table.of_node(node, reader.region)
     if not value.constant or op is None or op.kind != "expand" or "repeat" in str(node.target):
         raise Unread("its operand is not a tensor of the program")

@@ -47,7 +47,7 @@ def read_group(reader: Reader, group: Group) -> View:
 
 
 def takes_floats(reader: Reader, node: object) -> bool:
-    """Whether an operand is a tensor of floats, in the program or handed over."""
+    """Tell whether an operand is a tensor of floats, in the program or handed over."""
     value = reader.values[node] if isinstance(node, fx.Node) else None
     return isinstance(value, (Lazy, Outside)) or (isinstance(value, View) and value.grid is None)
 

@@ -109,7 +109,7 @@ class Reader:
     # shapes and operands
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
-        """The shape of one sample."""
+        """Return the shape of one sample."""
         found = self.shapes.get(node)
         if not isinstance(found, Shape) or not found.batched:
             raise Unread("its output has no batch in front")
@@ -131,7 +131,7 @@ class Reader:
         return value
 
     def bytes(self, node: object, channels: bool = False) -> View:
-        """The operand as a tensor on a grid."""
+        """Return the operand as a tensor on a grid."""
         if isinstance(node, fx.Node) and not isinstance(self.values[node], View):
             raise Unread("its input is not int8")
         view = self.view(node, channels)
@@ -140,14 +140,14 @@ class Reader:
         return view
 
     def floats(self, node: object) -> View:
-        """The operand as a tensor of floats."""
+        """Return the operand as a tensor of floats."""
         view = self.view(node)
         if view.grid is None:
             return view
         return self.compute(lazy(view), None)
 
     def take_in(self, value: Outside) -> View:
-        """A tensor of Python's in the program: a constant, or a slot that is filled at every call."""
+        """Return a tensor of Python's in the program: a constant, or a slot that is filled at every call."""
         shape = self.shapes.get(value.node)
         if not isinstance(shape, Shape) or shape.dtype != torch.float32:
             raise Unread("an operand is not a float32 tensor")
@@ -158,7 +158,7 @@ class Reader:
         return self.slot_view(value, shape, None)
 
     def slot_view(self, value: Outside, shape: Shape, grid: Grid | None) -> View:
-        """A view of a tensor that Python hands over."""
+        """Return a view of a tensor that Python hands over."""
         known = next((found for found in self.imports.values() if found.node is value.node), None)
         if known is None:
             dtype: DType = "u8" if grid is not None else "f32"
@@ -187,7 +187,7 @@ class Reader:
         return View(buffer=buffer, shape=tuple(tensor.shape), strides=tensor.contiguous().stride())
 
     def constant_of(self, node: object) -> Any:
-        """The value of an argument that does not depend on the inputs."""
+        """Return the value of an argument that does not depend on the inputs."""
         if not isinstance(node, fx.Node):
             return node
         if node.op == "get_attr":
@@ -273,7 +273,7 @@ class Reader:
         return dense(dtype, shape, order, grid, level)
 
     def border(self, node: fx.Node) -> tuple[int, int] | None:
-        """The border that convolutions want around a tensor; None if none reads it."""
+        """Return the border that convolutions want around a tensor; None if none reads it."""
         from fxquant.engines.native.groups import padding_of
 
         wanted: tuple[int, int] | None = None
@@ -351,7 +351,7 @@ class Reader:
         )
 
     def is_constant(self, node: fx.Node) -> bool:
-        """Whether a node computes something of parameters alone, without a batch."""
+        """Tell whether a node computes something of parameters alone, without a batch."""
         shape, operands = self.shapes.get(node), [self.values[operand] for operand in node.all_input_nodes]
         fixed = all(isinstance(value, Outside) and value.constant for value in operands)
         known = bool(operands) or node.target in _CREATORS
@@ -405,7 +405,7 @@ class Reader:
 
 
 def readers(node: fx.Node) -> list[fx.Node]:
-    """The nodes that read a tensor, also behind a dequantize."""
+    """Return the nodes that read a tensor, also behind a dequantize."""
     from fxquant.graph import torch_compat
 
     found: list[fx.Node] = []
@@ -416,7 +416,7 @@ def readers(node: fx.Node) -> list[fx.Node]:
 
 
 def is_image(view: View) -> bool:
-    """Whether the channels (the first axis of a sample) are the innermost in memory."""
+    """Tell whether the channels (the first axis of a sample) are the innermost in memory."""
     return len(view.shape) == 3 and view.strides[0] == 1 and view.shape[0] > 1
 
 

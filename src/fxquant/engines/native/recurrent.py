@@ -61,7 +61,7 @@ class Cell:
 
 
 def emit(name: str, spec: Cell, machine: Machine) -> Kernel:
-    """The kernel for one machine."""
+    """Return the kernel for one machine."""
     machine = machine.for_pairs(spec.pairs)
     k = Kernel(name, ("x", "weights", "params", "first", "cell", "bytes", "out"), machine)
     k.lines[0] = k.lines[0].replace("internal ", "")

@@ -64,7 +64,7 @@ def sums_of(matrix: NDArray[np.float32]) -> Sums:
 
 
 def tables(y: Sums, x: Sums, row: int, pixel: int) -> NDArray[np.uint8]:
-    """What the kernel reads: offsets in bytes of rows, then of pixels, then the weights of both."""
+    """Return what the kernel reads: offsets in bytes of rows, then of pixels, then the weights of both."""
     offsets = np.concatenate(((y.places * row).reshape(-1), (x.places * pixel).reshape(-1)))
     weights = np.concatenate((y.weights.reshape(-1), x.weights.reshape(-1)))
     return np.concatenate((offsets.view(np.uint8), weights.astype(np.float32).view(np.uint8)))

@@ -35,7 +35,7 @@ class Rows:
 
 
 def emit(name: str, spec: Rows, machine: Machine) -> Kernel:
-    """The kernel: `x`, `params` (scale, sixteen times; or weight, bias, and 1 / scale and zero), `out`."""
+    """Return the kernel: `x`, `params` (scale, sixteen times; or weight, bias, and 1 / scale and zero), `out`."""
     k = Kernel(name, ("x", "params", "out"), machine)
     row = _softmax if spec.kind == "softmax" else _layer_norm
 

@@ -51,7 +51,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 def plain_graph(region: Region) -> fx.Graph:
-    """The QDQ graph that a region was lowered from, with numbers in it, and unsigned tensors."""
+    """Return the QDQ graph that a region was lowered from, with numbers in it, and unsigned tensors."""
     graph = filled_graph(region)
     move_up(graph)
     return graph
@@ -166,7 +166,7 @@ class NativeRunner(Runner):
     def _without(
         self, region: Region, key: Key, inputs: list[object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
-        """A call without a program. The first size gets one at once, others when they came often enough."""
+        """Return a call without a program. The first size gets one at once, others when they came often enough."""
         with self._lock:
             if key not in self.refused and unknown_code(region):
                 self.refused[key] = unknown_code(region)
@@ -237,7 +237,7 @@ class NativeRunner(Runner):
         return self._onednn(region, args, kwargs)
 
     def make(self, region: Region, graph: fx.Graph, inputs: Sequence[object]) -> Program:
-        """A program for inputs of these sizes."""
+        """Return a program for inputs of these sizes."""
         reader = read(region, graph, inputs, self.machine)
         if not reader.ops or not any(op.macs for op in reader.ops):
             raise Unread("it has no op with a native kernel")
@@ -285,7 +285,7 @@ class NativeRunner(Runner):
 
 
 def _left(reader: Reader) -> list[fx.Node]:
-    """The nodes that Python runs on tensors with a batch."""
+    """Return the nodes that Python runs on tensors with a batch."""
     return [node for node in reader.reasons if isinstance(reader.shapes.get(node), Shape) and not reads_size(node)]
 
 
@@ -311,7 +311,7 @@ def _finish(program: Program, inputs: list[object]) -> object:
 
 
 def _interpret(region: Region, graph: fx.Graph, inputs: Sequence[object]) -> object:
-    """What the QDQ graph itself returns."""
+    """Return what the QDQ graph itself returns."""
     return _returned(graph, _run_plain(region, graph, inputs))
 
 
@@ -328,7 +328,7 @@ def _returned(graph: fx.Graph, made: object) -> object:
 def bind(
     region: Region, placeholders: list[fx.Node], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> list[object] | None:
-    """The values of the placeholders for a call; None if it does not fit."""
+    """Return the values of the placeholders for a call; None if it does not fit."""
     if not kwargs and len(args) == len(placeholders) and type(region.graph._codegen) is fx.graph.CodeGen:
         return list(args)
     codegen = region.graph._codegen
@@ -353,7 +353,7 @@ def bind(
 
 
 def key_of(inputs: Sequence[object]) -> Key | None:
-    """What a program depends on; None if there is none for such inputs."""
+    """Return what a program depends on; None if there is none for such inputs."""
     key: list[Any] = []
     batch = -1
     for value in inputs:
@@ -372,12 +372,12 @@ def key_of(inputs: Sequence[object]) -> Key | None:
 
 
 def _layouts(region: Region) -> list[tuple[int, ...]]:
-    """How the tensors of a region lie in memory: with the inputs, that decides how results do."""
+    """Tell how the tensors of a region lie in memory: with the inputs, that decides how results do."""
     return [order_of(tensor) for tensor in (*region.parameters(), *region.buffers())]
 
 
 def _form(key: Key) -> list[object]:
-    """A key without the sizes: dtypes and numbers of dimensions."""
+    """Return a key without the sizes: dtypes and numbers of dimensions."""
     return [(part[0], len(part[1])) if isinstance(part[0], torch.dtype) else part for part in key]
 
 

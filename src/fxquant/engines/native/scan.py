@@ -94,7 +94,7 @@ def _item(node: object) -> tuple[Any, int | None]:
 
 
 def _grid(x: fx.Node, state: fx.Node, kind: Any, tensors: Sequence[Any], machine: Machine) -> _Step:
-    """How the state is quantized before it is multiplied."""
+    """Tell how the state is quantized before it is multiplied."""
     weight, scale, bias = tensors
     hidden, header = weight.shape[1], np.zeros(32, np.float32)
     if weight.shape[0] % hidden:
@@ -184,7 +184,7 @@ class Scans:
         return None if self.scan is None or not self._takes(x, state) else self.scan(x, state, backwards)
 
     def reads(self, region: Region) -> bool:
-        """Whether the region is a step that there is a kernel for."""
+        """Tell whether the region is a step that there is a kernel for."""
         try:
             read_step(region, filled_graph(region), self.machine)
         except Unread:
@@ -211,7 +211,7 @@ class Scans:
 
 
 def _one_by_one(region: Region, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """What the graph of a step gives for a few steps."""
+    """Return what the graph of a step gives for a few steps."""
     graph, outputs = filled_graph(region), []
     with torch.no_grad():
         for step in x:

@@ -123,7 +123,7 @@ def find_shapes(root: nn.Module, graph: fx.Graph, inputs: Sequence[object]) -> t
 
 
 def order_of(tensor: Tensor) -> tuple[int, ...]:
-    """The axes from the outermost in memory to the innermost; () if that is their order."""
+    """Return the axes from the outermost in memory to the innermost; () if that is their order."""
     if tensor.is_contiguous():
         return ()
     strides = tensor.stride()

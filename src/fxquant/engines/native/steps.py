@@ -53,7 +53,7 @@ class Steps:
         return lambda: function(arena, kept, constants, slots, 0, 1, 0, 1, 0)
 
     def tensor(self, view: View) -> Tensor:
-        """What a view of the arena holds now; it shares the memory."""
+        """Return what a view of the arena holds now; it shares the memory."""
         assert view.buffer.space in ("arena", "kept")
         memory = self._arena if view.buffer.space == "arena" else self._kept
         start = view.buffer.offset

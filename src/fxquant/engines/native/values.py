@@ -80,7 +80,7 @@ class View:
 
 
 def stand_in(view: View) -> Tensor:
-    """A tensor without memory that has the view's strides, and a batch if it has one."""
+    """Return a tensor without memory that has the view's strides, and a batch if it has one."""
     shape, strides = view.shape, view.strides
     if view.batched:
         shape, strides = (_BATCH, *shape), (_APART, *strides)
@@ -103,13 +103,13 @@ def read_back(view: View, tensor: object) -> View | None:
 
 
 def batch_axis(tensor: Tensor) -> int | None:
-    """Where a stand-in has its batch, if it has one."""
+    """Tell where a stand-in has its batch, if it has one."""
     found = [axis for axis, stride in enumerate(tensor.stride()) if stride == _APART and tensor.shape[axis] == _BATCH]
     return found[0] if len(found) == 1 else None
 
 
 def broadcast(view: View, shape: tuple[int, ...]) -> View | None:
-    """The view with the shape of one sample of a batch, as torch broadcasts it; None if it does not."""
+    """Return the view with the shape of one sample of a batch, as torch broadcasts it; None if it does not."""
     full = (_BATCH, *shape)
     try:
         tensor = stand_in(view).broadcast_to(full)
@@ -128,7 +128,7 @@ def round_up(value: int, to: int = 16) -> int:
 def dense(
     dtype: DType, shape: tuple[int, ...], dims: tuple[int, ...], grid: Grid | None, level: int, tight: bool = False
 ) -> View:
-    """A new buffer with a view of it. `dims` are the axes from the outermost to the innermost.
+    """Return a new buffer with a view of it. `dims` are the axes from the outermost to the innermost.
 
     The innermost is rounded up to a multiple of 16, unless there is to be no gap (`tight`).
     """

@@ -24,13 +24,13 @@ MAGIC_BITS = 0x4B400000
 
 
 def parts(vectors: int) -> list[int]:
-    """How many vectors are packed to bytes together."""
+    """Tell how many vectors are packed to bytes together."""
     return [4] * (vectors // 4) + [2] * (vectors % 4 // 2) + [1] * (vectors % 2)
 
 
 @functools.cache
 def order(vectors: int, width: int) -> NDArray[np.int64]:
-    """The channel that each element of a group of vectors holds, in the order of vectors and elements."""
+    """Return the channel that each element of a group of vectors holds, in the order of vectors and elements."""
     found: list[int] = []
     first = 0
     for part in parts(vectors):
@@ -42,7 +42,7 @@ def order(vectors: int, width: int) -> NDArray[np.int64]:
 
 
 def indices(values: Sequence[int]) -> str:
-    """A mask for shufflevector."""
+    """Return a mask for shufflevector."""
     return f"<{len(values)} x i32> <{', '.join(f'i32 {value}' for value in values)}>"
 
 
@@ -60,7 +60,7 @@ class Kernel(Function):
         return f"splat (float {number(value)})"
 
     def spread(self, scalar: str, width: int) -> str:
-        """A float in all elements."""
+        """Return a float in all elements."""
         n = width // 4
         one = self.value(f"insertelement <{n} x float> poison, float {scalar}, i64 0")
         return self.value(f"shufflevector <{n} x float> {one}, <{n} x float> poison, <{n} x i32> zeroinitializer")
@@ -97,7 +97,7 @@ class Kernel(Function):
         return self.value(f"sitofp <{n} x i32> {x} to <{n} x float>")
 
     def total(self, x: str, width: int) -> str:
-        """The sum of all elements, as a scalar."""
+        """Return the sum of all elements, as a scalar."""
         n = width // 4
         self.used.add(f"llvm.vector.reduce.fadd.v{n}f32")
         call = f"float @llvm.vector.reduce.fadd.v{n}f32(float {number(0.0)}, <{n} x float> {x})"
@@ -152,7 +152,7 @@ class Kernel(Function):
         return (self.load(f"<{width} x i8>", address, width),)
 
     def dot(self, total: str, x: tuple[str, ...], weights: tuple[str, ...], width: int) -> str:
-        """The sums with the products of four neighbouring bytes added."""
+        """Return the sums with the products of four neighbouring bytes added."""
         if self.machine.dot == "vpdpbusd":
             return self.call(f"llvm.x86.avx512.vpdpbusd.{8 * width}", total, x[0], weights[0])
         if self.machine.dot in ("sdot", "usdot"):
@@ -172,7 +172,7 @@ class Kernel(Function):
         return self.operand(self.same(self.load("i32", address)), self.machine.width)
 
     def same(self, four: str) -> str:
-        """An int32 in every element, as bytes."""
+        """Return an int32 in every element, as bytes."""
         n = self.machine.floats
         one = self.value(f"insertelement <{n} x i32> poison, i32 {four}, i64 0")
         all_ = self.value(f"shufflevector <{n} x i32> {one}, <{n} x i32> poison, <{n} x i32> zeroinitializer")

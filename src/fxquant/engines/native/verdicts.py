@@ -21,7 +21,7 @@ def _name(program: Program, graph: str) -> str:
 
 
 def load_verdict(cache: Cache, program: Program, graph: str) -> Orders | None:
-    """How the results lie in memory of a program that agrees with a graph; None if that is not known."""
+    """Tell how the results lie in memory of a program that agrees with a graph; None if that is not known."""
     found = cache.load(_name(program, graph)) if cache.directory is not None else None
     return None if found is None else [tuple(order) for order in json.loads(found)]
 

@@ -74,7 +74,7 @@ def pack(
 
 
 def emit(name: str, spec: WeightOnly, machine: Machine) -> Kernel:
-    """The kernel: `x`, `weights`, `params`, `out`. Work is split by blocks."""
+    """Return the kernel: `x`, `weights`, `params`, `out`. Work is split by blocks."""
     k = Kernel(name, ("x", "weights", "params", "out"), machine)
     done = weights_at = params_at = out_at = 0
     for vectors in dict.fromkeys(spec.blocks):
@@ -165,7 +165,7 @@ def _sum(
     places: tuple[str, str],
     carries: list[Carry],
 ) -> list[str]:
-    """The sums with the products of a run of k added. `extent`: rows of the tile, length of the run."""
+    """Return the sums with the products of a run of k added. `extent`: rows of the tile, length of the run."""
     (height, length), (x, weights) = extent, places
     n, width = k.machine.floats, k.machine.width
     per_load = 8 // spec.bits  # k that a byte holds

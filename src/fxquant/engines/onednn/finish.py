@@ -94,7 +94,7 @@ def _finish(region: Region, node: fx.Node, ops: OpTable) -> None:
 
 
 def _residual(region: Region, node: fx.Node, ops: OpTable) -> fx.Node | None:
-    """The only user of a kernel's result, if it adds a dequantized tensor of the same shape."""
+    """Return the only user of a kernel's result, if it adds a dequantized tensor of the same shape."""
     add = only_user(node)
     op = ops.of_node(add, region) if add is not None else None
     if add is None or op is None or not op.adds or len(add.args) != 2 or add.kwargs:
@@ -107,7 +107,7 @@ def _residual(region: Region, node: fx.Node, ops: OpTable) -> fx.Node | None:
 
 
 def _settings(region: Region, node: fx.Node, kind: str) -> tuple[float | str | None, ...]:
-    """The numbers that an activation has besides its input."""
+    """Return the numbers that an activation has besides its input."""
     module = region.get_submodule(str(node.target)) if node.op == "call_module" else None
     if kind == "clamp":
         return clamp_bounds(node, module)

@@ -73,7 +73,7 @@ def _replace(region: Region, end: fx.Node, node: fx.Node, make: Callable[[fx.Gra
 
 
 def _through_tail(region: Region, node: fx.Node, ops: OpTable) -> tuple[fx.Node | None, Bounds | None]:
-    """The quantize after a relu or a clamp that is the only user, and the bounds."""
+    """Return the quantize after a relu or a clamp that is the only user, and the bounds."""
     tail = only_user(node)
     op = ops.of_node(tail, region) if tail is not None else None
     if tail is None or op is None or op.kind not in ("relu", "clamp") or tail.args[:1] != (node,):
@@ -103,7 +103,7 @@ def _lower_split(region: Region, node: fx.Node, operand: fx.Node) -> None:
 
 
 def _is_nearest(region: Region, node: fx.Node) -> bool:
-    """Whether a resize copies pixels, and so needs no arithmetic."""
+    """Tell whether a resize copies pixels, and so needs no arithmetic."""
     if node.op == "call_module":
         mode = getattr(region.get_submodule(str(node.target)), "mode", None)
     elif node.target is F.interpolate:

@@ -122,7 +122,7 @@ class Kernel(nn.Module):
         return not x.numel() or (grid is not None and not isinstance(grid[0], Tensor) and grid[0] != grid[0])
 
     def _in_float(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
-        """What the float op gives then: a shape, an error, or nan all over, which an int8 kernel would lose."""
+        """Return what the float op gives then: a shape, an error, or nan all over, which an int8 kernel would lose."""
         made: Tensor = self.holder.forward(x.float() * math.nan)
         return (made if other is None else made + other.float()).to(self.output.dtype)
 
@@ -138,7 +138,7 @@ class Kernel(nn.Module):
         return call_traced(call, [*given, *state], f"a {self.holder.kind}")  # type: ignore[list-item]
 
     def _op(self, x: Tensor, other: Tensor | None, grid: Grid | None) -> Tensor:
-        """What a trace takes as one call: nothing in it may depend on the size of the batch."""
+        """Return what a trace takes as one call: nothing in it may depend on the size of the batch."""
         return self.forward(x, other, grid)  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, object]:
@@ -151,7 +151,7 @@ class Kernel(nn.Module):
         return made
 
     def _arguments(self, shape: tuple[int, ...], grid: Grid | None) -> tuple[tuple[object, ...], tuple[object, ...]]:
-        """The arguments of a call: those before the second tensor, those after.
+        """Return the arguments of a call: those before the second tensor, those after.
 
         The weight is packed for inputs of the first shape that comes; the layout hardly depends on it, and the op
         changes one that it cannot use. `grid` is that of the input where it is found at run time.
@@ -169,7 +169,7 @@ class Kernel(nn.Module):
         raise AssertionError("a kernel packs its own weight")
 
     def _in_halves(self) -> bool:
-        """Whether the weight is taken apart: here, or in a trace, which may go to any CPU."""
+        """Tell whether the weight is taken apart: here, or in a trace, which may go to any CPU."""
         if not self.wide:
             return False
         return overflows() or recording()
@@ -308,10 +308,10 @@ class LinearKernel(Kernel):
 
 
 def _on_tensors(grid: Grid | None) -> bool:
-    """Whether the grid of the input is made of tensors; see `quantize_dynamic`."""
+    """Tell whether the grid of the input is made of tensors; see `quantize_dynamic`."""
     return grid is not None and isinstance(grid[0], Tensor)
 
 
 def overload(op: Any, grid: Grid | None) -> Any:
-    """The form of an op that takes the input's grid as it is given."""
+    """Return the form of an op that takes the input's grid as it is given."""
     return op.tensor if _on_tensors(grid) else op.default

@@ -47,7 +47,7 @@ def _as_quantized(x: Tensor, scale: float, zero_point: int) -> Tensor:
 @functools.cache
 @torch_compat.on_plain_sizes
 def _has_quantized() -> bool:
-    """Whether torch has quantized tensors. It warns once that they will go; these kernels do without them then."""
+    """Tell whether torch has quantized tensors. It warns once that they will go; these kernels do without them then."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -166,7 +166,7 @@ def _requantize(x: Tensor, grid: Grid, dtype: torch.dtype) -> Tensor:
 @functools.cache
 @torch_compat.on_plain_sizes
 def works(name: str) -> bool:
-    """Whether torch has the binary kernel and it agrees with the formula to one step; some builds' do not."""
+    """Tell whether torch has the binary kernel and it agrees with the formula to one step; some builds' do not."""
     kernel = getattr(torch.ops.quantized, name, None) if _has_quantized() else None
     if kernel is None:
         return False
@@ -183,7 +183,7 @@ def works(name: str) -> bool:
 def mean(
     q: Tensor, scale: float, zero_point: int, dim: int | list[int] | tuple[int, ...] | None, keepdim: bool
 ) -> Tensor:
-    """The mean of the dequantized tensor, without dequantizing it."""
+    """Return the mean of the dequantized tensor, without dequantizing it."""
     return (q.mean(dim, keepdim, dtype=torch.float32) - zero_point) * scale
 
 

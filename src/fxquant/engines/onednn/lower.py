@@ -144,7 +144,7 @@ def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
 
 
 def _summands(group: Group) -> tuple[int, ...]:
-    """The places of the tensors among a kernel's arguments, in the order in which the model adds them."""
+    """Return the places of the tensors among a kernel's arguments, in the order in which the model adds them."""
     if group.other is None:
         return (0,)
     return (0, 1) if group.nodes[1].args[0] is group.node else (1, 0)
@@ -169,7 +169,7 @@ def _install(region: Region, name: str, kernel: nn.Module) -> str:
 
 
 def _kernel(region: Region, node: fx.Node) -> nn.Module | None:
-    """The kernel that a node calls, if it calls one."""
+    """Return the kernel that a node calls, if it calls one."""
     inside = node.op == "call_module" and str(node.target).startswith(f"{kernel_path_of(region)}.")
     return region.get_submodule(str(node.target)) if inside else None
 
@@ -190,7 +190,7 @@ def _accumulate(region: Region, group: Group) -> Accumulate | None:
 
 
 def _is_done(region: Region, reader: fx.Node, group: Group, order: dict[fx.Node, int]) -> bool:
-    """Whether a reader is this sum itself, or an earlier kernel that made a tensor of its own from it."""
+    """Tell whether a reader is this sum itself, or an earlier kernel that made a tensor of its own from it."""
     if reader in group.nodes:
         return True
     makes_own = str(reader.target).startswith(f"{kernel_path_of(region)}.")

@@ -61,7 +61,7 @@ class _Hidden:
         self.graph.eliminate_dead_code()
 
     def _rule(self, node: fx.Node) -> tuple[Layout | None, list[fx.Node]]:
-        """How the result of a node lies, and the operands that decide it; None if the node has to see them."""
+        """Tell how the result of a node lies, and the operands that decide it; None if the node has to see them."""
         rule, operands = self._known(node)
         if rule is None or not operands:
             return None, []
@@ -99,7 +99,7 @@ class _Hidden:
         return reads_size(user) or node in self._rule(user)[1]
 
     def _hides(self, node: fx.Node) -> bool:
-        """Whether a node makes a tensor that lies otherwise, of ones that do not."""
+        """Tell whether a node makes a tensor that lies otherwise, of ones that do not."""
         return "layout" in node.meta and node.target not in _KEEPING
 
     def _module(self, node: fx.Node) -> nn.Module | None:
@@ -144,7 +144,7 @@ class _Hidden:
 
 
 def _drops_pixel(node: fx.Node, operands: list[fx.Node]) -> bool:
-    """Whether pictures of one pixel, fresh from a mean, become rows, which lie in one way only."""
+    """Tell whether pictures of one pixel, fresh from a mean, become rows, which lie in one way only."""
     info, source = tensor_info(node), operands[0] if operands else None
     while source is not None and source.target in (kernels.quantize, kernels.dequantize):
         source = source.all_input_nodes[0]
@@ -152,7 +152,7 @@ def _drops_pixel(node: fx.Node, operands: list[fx.Node]) -> bool:
 
 
 def _keeps_rank(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether a split gives parts that are used one by one, of the same rank."""
+    """Tell whether a split gives parts that are used one by one, of the same rank."""
     if not all(user.target is operator.getitem for user in node.users):
         return False
     parts, info = node.meta.get("tensor"), tensor_info(operand)

@@ -13,7 +13,7 @@ _APART = 5  # no two usual batch sizes are that far from each other
 
 
 def pack_linear(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The weight of a linear for an input of this shape."""
+    """Return the weight of a linear for an input of this shape."""
     packed: Tensor = torch.ops.onednn.qlinear_prepack(weight, [math.prod(shape[:-1]), shape[-1]])
     return packed
 
@@ -21,7 +21,7 @@ def pack_linear(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
 def pack_conv(
     weight: Tensor, scale: Tensor, zero_point: int, geometry: torch_compat.Geometry, shape: tuple[int, ...]
 ) -> Tensor:
-    """The weight of a convolution for an input of this shape and zero point.
+    """Return the weight of a convolution for an input of this shape and zero point.
 
     Inputs with and without a zero point need different layouts, and one that does not fit is changed in every call.
     torch looks layouts up by the shape and not by the zero point, so the batch is made to tell them apart.

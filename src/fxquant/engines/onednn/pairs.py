@@ -22,13 +22,13 @@ _MOST = 2**15 - 1
 
 
 def may_overflow(most: int, weights: int) -> bool:
-    """Whether two products may leave int16: of inputs up to `most` and weights up to `weights`."""
+    """Tell whether two products may leave int16: of inputs up to `most` and weights up to `weights`."""
     return 2 * most * weights > _MOST
 
 
 @functools.cache
 def overflows() -> bool:
-    """Whether torch's kernels lose what leaves int16, on this CPU: tried once."""
+    """Tell whether torch's kernels lose what leaves int16, on this CPU: tried once."""
     with torch_compat.unseen():
         return _try()
 
@@ -59,6 +59,6 @@ def halves(weight: Tensor) -> Tensor:
 
 
 def twice(x: Tensor, axis: int, groups: int = 1) -> Tensor:
-    """An input for such a weight: the channels of each group, and those again."""
+    """Return an input for such a weight: the channels of each group, and those again."""
     # by no op that a trace would fix the batch in
     return torch.cat([part for group in x.chunk(groups, axis) for part in (group, group)], axis)

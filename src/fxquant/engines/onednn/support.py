@@ -32,7 +32,7 @@ TAILS: dict[str, tuple[str, tuple[float, ...], Callable[[Tensor], Tensor]]] = {
 
 @functools.cache
 def supports(kind: str, tail: str, accumulate: bool) -> bool:
-    """Whether the kernel for a kind with this tail (and sum) exists and agrees with the formula to one step."""
+    """Tell whether the kernel for a kind with this tail (and sum) exists and agrees with the formula to one step."""
     try:
         actual, expected = _try(kind, tail, accumulate)
     except (RuntimeError, AttributeError, NotImplementedError):
@@ -42,7 +42,7 @@ def supports(kind: str, tail: str, accumulate: bool) -> bool:
 
 @functools.cache
 def supports_float_sum() -> bool:
-    """Whether the linear kernel adds a float tensor to its float result, and leaves that tensor as it is."""
+    """Tell whether the linear kernel adds a float tensor to its float result, and leaves that tensor as it is."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 128, (5, 33), generator=generator).to(torch.uint8)
     weight = torch.randint(-127, 128, (17, 33), generator=generator).to(torch.int8)
@@ -96,7 +96,7 @@ def _try(kind: str, tail: str, accumulate: bool) -> tuple[Tensor, Tensor]:
 
 
 def tail_of(region: Region, node: fx.Node, ops: OpTable) -> Tail | None:
-    """The post-op for a unary node; None if it has settings that oneDNN lacks."""
+    """Return the post-op for a unary node; None if it has settings that oneDNN lacks."""
     op = ops.of_node(node, region)
     assert op is not None
     name, _, _ = TAILS[op.kind]
@@ -114,7 +114,7 @@ def tail_of(region: Region, node: fx.Node, ops: OpTable) -> Tail | None:
 
 
 def clamp_bounds(node: fx.Node, module: nn.Module | None) -> tuple[float | None, float | None]:
-    """The bounds of a node of kind `clamp`, whatever its spelling (ReLU6 is [0, 6]); None for an open end."""
+    """Return the bounds of a node of kind `clamp`, whatever its spelling (ReLU6 is [0, 6]); None for an open end."""
     name = str(getattr(node.target, "__name__", node.target))
     if module is not None:
         low, high = getattr(module, "min_val", None), getattr(module, "max_val", None)

@@ -82,7 +82,7 @@ class Tape(OpMode):
         return made
 
     def text(self, output: Tensor) -> str:
-        """The graph from the inputs, and what is held, to an output."""
+        """Return the graph from the inputs, and what is held, to an output."""
         returned = self._tensor(output)
         body = "\n  ".join((*self._constant_lines, *self._lines))
         return f"graph({_typed([*self._input_names, *self._held_names])}):\n  {body}\n  return ({returned})\n"
@@ -103,7 +103,7 @@ class Tape(OpMode):
         return name
 
     def _arguments(self, func: Op, args: tuple[object, ...], kwargs: dict[str, object]) -> list[str]:
-        """The arguments of a call, by their names in the text."""
+        """Return the arguments of a call, by their names in the text."""
         if any(tag in func.tags for tag in _UNSTEADY) and not _picks_by_number(func, args):
             raise _Refusal(f"{func} depends on the values in a tensor")
         names = []
@@ -115,7 +115,7 @@ class Tape(OpMode):
         return names
 
     def _is_foreign(self, value: object) -> bool:
-        """Whether a tensor, or one of a list, shares memory with one that no op made."""
+        """Tell whether a tensor, or one of a list, shares memory with one that no op made."""
         outside = (*self._inputs, *(held for held in self.held if held.layout == torch.strided))
         return any(_shares(x, outside) for x in pytree.tree_leaves(value) if isinstance(x, Tensor))
 
@@ -170,7 +170,7 @@ class Tape(OpMode):
         raise _Refusal(f"an argument of type {type(value).__name__}")
 
     def _define(self, line: str) -> str:
-        """A constant, once."""
+        """Return a constant, once."""
         if line not in self._constants:
             self._constants[line] = self._fresh()
             self._constant_lines.append(f"{self._constants[line]} : {line}")
@@ -190,12 +190,12 @@ class Tape(OpMode):
 
 
 def recording() -> bool:
-    """Whether the next op is written down. The weight has to be packed then: packed ones cannot be stored."""
+    """Tell whether the next op is written down. The weight has to be packed then: packed ones cannot be stored."""
     return isinstance(_get_current_dispatch_mode(), Tape)
 
 
 def _picks_by_number(func: object, args: tuple[object, ...]) -> bool:
-    """Whether an indexing gives a size that does not depend on values: no index is a mask."""
+    """Tell whether an indexing gives a size that does not depend on values: no index is a mask."""
     if func is not torch.ops.aten.index.Tensor:
         return False
     indexes = [index for index in pytree.tree_leaves(args[1]) if isinstance(index, Tensor)]

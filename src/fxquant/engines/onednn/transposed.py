@@ -119,7 +119,7 @@ def phase_weight(weight: Tensor, stride: tuple[int, ...], groups: int) -> Tensor
 def fits(
     kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], extra: Sequence[int], dilation: Sequence[int]
 ) -> bool:
-    """Whether the phases reach every output position; large output paddings go beyond."""
+    """Tell whether the phases reach every output position; large output paddings go beyond."""
     if any(size != 1 for size in dilation):
         return False
     return all(k - p + e <= -(-k // s) * s for k, s, p, e in zip(kernel, stride, padding, extra, strict=True))

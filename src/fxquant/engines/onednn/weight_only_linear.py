@@ -65,7 +65,7 @@ class WeightOnlyLinear(nn.Module):
         return None
 
     def _constants(self) -> tuple[Tensor, ...]:
-        """The scales in bfloat16, with the packed weight for int4; made once."""
+        """Return the scales in bfloat16, with the packed weight for int4; made once."""
         holder, stamp = self.holder, self.holder.stamp()
         if self.packed[0] != stamp:
             scale = holder.weight_scale.to(torch.bfloat16)

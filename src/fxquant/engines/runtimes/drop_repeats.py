@@ -33,7 +33,7 @@ def drop_repeats(graph: ir.Graph) -> None:
 
 
 def _grid_after(node: ir.Node, grids: dict[ir.Value, _Grid]) -> _Grid | None:
-    """The grid that the outputs of a node are on, by those of its inputs."""
+    """Return the grid that the outputs of a node are on, by those of its inputs."""
     if node.op_type == "DequantizeLinear":
         return _grid(node)
     values = node.inputs if node.op_type == "Concat" else node.inputs[:1] if node.op_type in _MOVES else ()

@@ -23,7 +23,7 @@ def fold_constants(graph: ir.Graph) -> None:
 
 
 def _folded(quantize: ir.Node) -> Array | None:
-    """What a constant is after a pair on one grid; None for what is computed, or has a grid for each channel."""
+    """Return what a constant is after a pair on one grid; None for what is computed, or has a grid for each channel."""
     x, scale, zero = (value_of(value) for value in (*quantize.inputs, None)[:3])
     if x is None or scale is None or scale.size != 1 or zero is None:
         return None

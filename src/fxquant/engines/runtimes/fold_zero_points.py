@@ -74,7 +74,7 @@ def _move_bias(graph: ir.Graph, node: ir.Node, shift: Array) -> bool:
 
 
 def _constant(value: ir.Value) -> Array | None:
-    """A constant in double precision; that may be stored as integers."""
+    """Return a constant in double precision; that may be stored as integers."""
     made = dequantize_before(value)
     if made is None:
         array = value_of(value)

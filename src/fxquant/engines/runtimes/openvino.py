@@ -96,7 +96,7 @@ def _add_tiny_in_float(graph: ir.Graph) -> None:
 
 
 def _has_residual_convolutions(graph: ir.Graph) -> bool:
-    """Whether an add takes a convolution and an int8 tensor, which the convolution's kernel could add itself."""
+    """Tell whether an add takes a convolution and an int8 tensor, which the convolution's kernel could add itself."""
     return any(node.op_type == "Add" and {"Conv", "DequantizeLinear"} <= _makers(node) for node in graph)
 
 
@@ -105,7 +105,7 @@ def _has_attention(graph: ir.Graph) -> bool:
 
 
 def _makers(node: ir.Node) -> set[str]:
-    """The kinds of the nodes that a node reads."""
+    """Return the kinds of the nodes that a node reads."""
     return {value.producer().op_type for value in node.inputs if value is not None and value.producer() is not None}
 
 
@@ -130,7 +130,7 @@ class _Models:
         self.made: dict[tuple[tuple[int, ...], ...], tuple[ov.CompiledModel, list[ov.InferRequest]]] = {}
 
     def at(self, arrays: list[Array]) -> tuple[ov.CompiledModel, list[ov.InferRequest]]:
-        """The model for inputs of these shapes, and its free requests."""
+        """Return the model for inputs of these shapes, and its free requests."""
         shapes = tuple(array.shape for array in arrays)
         found = self.made.get(shapes)
         if found is None and len(self.made) < _MOST_SHAPES:

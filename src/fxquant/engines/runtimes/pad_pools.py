@@ -36,7 +36,7 @@ def pad_pools(graph: ir.Graph) -> None:
 
 
 def _sizes(pool: ir.Node, x: ir.Value) -> list[int] | None:
-    """What to pad with; None if that cannot be said.
+    """Return what to pad with; None if that cannot be said.
 
     A window that would start behind the tensor is left out, also where sizes are rounded up. As an op of its own, the
     padding has to end before such a window.
@@ -68,7 +68,7 @@ def _insert(graph: ir.Graph, pool: ir.Node, kind: str, constant: ir.Value) -> ir
 
 
 def _is_shifted(value: ir.Value) -> bool:
-    """Whether a tensor came from integers with a zero point, by ops that are not products."""
+    """Tell whether a tensor came from integers with a zero point, by ops that are not products."""
     seen, ahead = {value}, [value]
     while ahead:
         made = ahead.pop().producer()

@@ -179,7 +179,7 @@ def _laid(result: object, strides: tuple[tuple[int, ...], ...] | None) -> object
 
 
 def outermost(model: nn.Module) -> Iterator[tuple[str, Region]]:
-    """The regions that are in no other one, with their paths."""
+    """Yield the regions that are in no other one, with their paths."""
     last = None
     for path, region in regions(model):
         if last is None or not is_within(path, last):
@@ -223,7 +223,7 @@ def run_regions(model: nn.Module, kind: type[AnyRuntime]) -> nn.Module:
 
 
 def _own_code(region: Region) -> str:
-    """What the graph calls of the user's own code, if anything: no runtime can take that."""
+    """Return what the graph calls of the user's own code, if anything: no runtime can take that."""
     for node in region.graph.nodes:
         if node.op == "call_module":
             module = region.get_submodule(str(node.target))
@@ -240,7 +240,7 @@ def _count_products(region: Region) -> int:
 
 
 def _make_runtime(region: Region, kind: type[AnyRuntime], *, alone: bool) -> AnyRuntime:
-    """A region's QDQ graph in a runtime that was seen to compute the same."""
+    """Return a region's QDQ graph in a runtime that was seen to compute the same."""
     region = _by_itself(region)
     example = example_of(region)
     try:
@@ -254,7 +254,7 @@ def _make_runtime(region: Region, kind: type[AnyRuntime], *, alone: bool) -> Any
 
 
 def _by_itself(region: Region) -> Region:
-    """A copy that does not run its code in float where the graph does not cover a call."""
+    """Return a copy that does not run its code in float where the graph does not cover a call."""
     alone = reference_of(region, "a runtime")
     assert isinstance(alone, Region)
     set_origin(alone, replace(origin_of(alone), path=""))

@@ -73,7 +73,7 @@ class Runtime(ABC, Generic[Session]):
         return self.run(self.signature.flatten(args, kwargs))
 
     def refuses(self, tensors: list[Tensor]) -> str | None:
-        """Why these cannot be run, if so: the graph was made for other sizes or dtypes."""
+        """Tell why these cannot be run, if so: the graph was made for other sizes or dtypes."""
         batch = None
         for tensor, (dtype, sizes) in zip(tensors, self.wanted, strict=True):
             if tensor.dtype is not dtype or tensor.device.type != "cpu" or tensor.dim() != len(sizes):
@@ -85,7 +85,7 @@ class Runtime(ABC, Generic[Session]):
         return None
 
     def run(self, tensors: list[Tensor]) -> object:
-        """What the model returns for the tensors of a call."""
+        """Return what the model returns for the tensors of a call."""
         try:
             if self._session is None or self._threads != torch.get_num_threads():
                 self._threads = torch.get_num_threads()
@@ -102,11 +102,11 @@ class Runtime(ABC, Generic[Session]):
 
     @abstractmethod
     def _open(self, threads: int) -> Session:
-        """A session of the runtime on `self.onnx_bytes`."""
+        """Return a session of the runtime on `self.onnx_bytes`."""
 
     @abstractmethod
     def _run(self, session: Session, arrays: list[Array]) -> list[Tensor]:
-        """The outputs of one call; several threads may be here."""
+        """Return the outputs of one call; several threads may be here."""
 
     def _unlike(self, tensor: Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> str:
         shown = ", ".join("batch" if size is None else str(size) for size in sizes)
@@ -126,7 +126,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _wanted(value: ir.Value, caller: str) -> tuple[torch.dtype, tuple[int | None, ...]]:
-    """The dtype and sizes of an input of an ONNX graph; None is the batch."""
+    """Return the dtype and sizes of an input of an ONNX graph; None is the batch."""
     sizes = tuple(size if isinstance(size, int) else None for size in value.shape)
     try:
         return torch.from_numpy(np.empty(0, value.dtype.numpy())).dtype, sizes

@@ -18,7 +18,7 @@ _BYTE = 255
 
 
 def has_wide_products(graph: ir.Graph) -> bool:
-    """Whether there are any; ops on integers that have no grids around them are taken for such."""
+    """Tell whether there are any; ops on integers that have no grids around them are taken for such."""
     plain = any(node.op_type in _PLAIN for node in graph.all_nodes())
     return plain or any(True for _ in _wide_products(graph))
 
@@ -34,7 +34,7 @@ def _wide_products(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
 
 
 def _integers_behind(value: ir.Value | None) -> ir.Node | None:
-    """The dequantize behind moves and factors of an operand: runtimes take both out of the product."""
+    """Return the dequantize behind moves and factors of an operand: runtimes take both out of the product."""
     found = dequantize_before(value, (*_MOVES, "Mul"))
     while value is not None and (made := value.producer()) is not None and made is not found:
         if made.op_type == "Mul" and value_of(made.inputs[1]) is None:
@@ -81,7 +81,7 @@ def _round_in_float(graph: ir.Graph, dequantize: ir.Node) -> None:
 
 
 def _largest(dequantize: ir.Node) -> int:
-    """The largest size of a second operand's integers; 0 where they are not bytes."""
+    """Return the largest size of a second operand's integers; 0 where they are not bytes."""
     source = dequantize.inputs[0]
     q = value_of(source)
     if q is not None:

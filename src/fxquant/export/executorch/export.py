@@ -91,7 +91,7 @@ def export_executorch(
 
 
 def _lower(program: torch.export.ExportedProgram) -> tuple[Counter[str], ExecutorchProgramManager]:
-    """How often each op is called once delegates stand for what they run, and the program."""
+    """Tell how often each op is called once delegates stand for what they run, and the program."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 

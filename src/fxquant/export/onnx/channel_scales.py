@@ -31,7 +31,7 @@ def move_channel_scales(graph: ir.Graph) -> None:
 
 
 def _constant(value: ir.Value | None) -> Array | None:
-    """An initializer, or one that is cast."""
+    """Return an initializer, or one that is cast."""
     found = value_of(value)
     made = value.producer() if value is not None else None
     if found is None and made is not None and made.op_type == "Cast":
@@ -42,7 +42,7 @@ def _constant(value: ir.Value | None) -> Array | None:
 
 
 def _dequantizes(node: ir.Node) -> Iterator[ir.Node]:
-    """The nodes that dequantize, behind the clip of a grid of fewer bits."""
+    """Yield the nodes that dequantize, behind the clip of a grid of fewer bits."""
     for user in node.outputs[0].uses():
         if user.node.op_type == "Clip":
             yield from _dequantizes(user.node)
@@ -51,7 +51,7 @@ def _dequantizes(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _readers(node: ir.Node, channels: int) -> Iterator[tuple[ir.Node, ir.Node] | None]:
-    """The depthwise convolutions that read a tensor; None for any other reader."""
+    """Yield the depthwise convolutions that read a tensor; None for any other reader."""
     if node.op_type != "DequantizeLinear" or node.outputs[0].is_graph_output():
         yield None
         return

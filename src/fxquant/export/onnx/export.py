@@ -134,7 +134,7 @@ def to_onnx(
     dynamic_shapes: DynamicShapes | None = None,
     opset: int | None = None,
 ) -> tuple[ir.Model, Signature]:
-    """The ONNX model, and how to call it like `model`. `caller` is named in errors.
+    """Return the ONNX model, and how to call it like `model`. `caller` is named in errors.
 
     `gemm` brings int8 linears with a bias to two dimensions, with reshapes around them, where others are MatMul and
     Add: ONNX Runtime has an int8 kernel for that, and none for the other where the batch is fixed.
@@ -191,7 +191,7 @@ def _is_written(slot: torch.Argument) -> bool:
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """What a node is a view of."""
+    """Return what a node is a view of."""
     while node.op == "call_function":
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.returns or schema.returns[0].alias_info is None:
@@ -245,7 +245,7 @@ def _correct_types(model: ir.Model) -> None:
 
 
 def _opset(tree: nn.Module, asked: int | None, caller: str) -> int:
-    """The opset to write: the one asked for, if it has what the model needs."""
+    """Return the opset to write: the one asked for, if it has what the model needs."""
     needed = _needed(tree)
     if asked is None:
         return needed

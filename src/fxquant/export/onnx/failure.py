@@ -54,7 +54,7 @@ def quiet() -> Iterator[None]:
 
 
 def failure(caller: str, error: Exception, model: nn.Module, hint: str = "") -> FxQuantError:
-    """The error to raise from one of torch's."""
+    """Return the error to raise from one of torch's."""
     chain = list(_causes(error))
     first = chain[-1]
     node = next((found for each in chain if (found := _NODE.search(str(each)))), None)
@@ -84,7 +84,7 @@ def _place(op: str, model: nn.Module) -> str:
 
 
 def _user_line(error: BaseException) -> str:
-    """The line that torch names in its message, or the last one of the user's own on the stack."""
+    """Return the line that torch names in its message, or the last one of the user's own on the stack."""
     found = _line_in(str(error))
     if found or error.__traceback__ is None:
         return found
@@ -106,7 +106,7 @@ def _line_in(text: str) -> str:
 
 
 def _instead(model: nn.Module, caller: str) -> str:
-    """What can be exported: a region by itself, or a part of the float model that is quantized by itself."""
+    """Return what can be exported: a region by itself, or a part of the float model that is quantized by itself."""
     if caller != "export_onnx":
         return "engine='onednn' runs the model as it is."
     inner = {path: _size(region) for path, region in regions(model) if path}

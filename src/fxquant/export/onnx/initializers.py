@@ -12,7 +12,7 @@ Array = npt.NDArray[Any]
 
 
 def value_of(value: ir.Value | None) -> Array | None:
-    """The array behind a constant, or None for what is computed."""
+    """Return the array behind a constant, or None for what is computed."""
     if value is None or value.const_value is None:
         return None
     array: Array = value.const_value.numpy()
@@ -20,7 +20,7 @@ def value_of(value: ir.Value | None) -> Array | None:
 
 
 def add_initializer(graph: ir.Graph, name: str, array: Array | ir.TensorProtocol) -> ir.Value:
-    """A new constant, under `name` or the first free name after it."""
+    """Return a new constant, under `name` or the first free name after it."""
     free, count = name, 0
     while free in graph.initializers:
         count += 1

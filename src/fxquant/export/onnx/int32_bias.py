@@ -61,7 +61,7 @@ def _quantize_bias(graph: ir.Graph, node: ir.Node, x: ir.Node, weight: ir.Node, 
 def _coarsen(
     graph: ir.Graph, node: ir.Node, weight: ir.Node, q: Array, scale: Array, needed: Array
 ) -> tuple[Array, ir.Node]:
-    """A dequantize of its own for this node, at scales that leave room for the bias."""
+    """Return a dequantize of its own for this node, at scales that leave room for the bias."""
     axis = weight.attributes.get_int("axis", 1)
     if scale.size == 1:
         coarse = np.maximum(scale, needed.max()).astype(np.float32)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 
 def dequantize_before(value: ir.Value | None, moves: Collection[str] = ()) -> ir.Node | None:
-    """The dequantize that made a tensor, but for ops of these kinds since."""
+    """Return the dequantize that made a tensor, but for ops of these kinds since."""
     made = value.producer() if value is not None else None
     while made is not None and made.op_type in moves:
         made = made.inputs[0].producer() if made.inputs[0] is not None else None
@@ -16,6 +16,6 @@ def dequantize_before(value: ir.Value | None, moves: Collection[str] = ()) -> ir
 
 
 def quantize_before(dequantize: ir.Node) -> ir.Node | None:
-    """The other half of a pair, if it is there: integers may also be constants, or the graph's inputs."""
+    """Return the other half of a pair, if it is there: integers may also be constants, or the graph's inputs."""
     made = dequantize.inputs[0].producer() if dequantize.inputs[0] is not None else None
     return made if made is not None and made.op_type == "QuantizeLinear" else None

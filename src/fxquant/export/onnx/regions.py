@@ -53,7 +53,7 @@ def export_regions(model: nn.Module, folder: Path, example: Call, write: Callabl
 
 
 def _calls(model: nn.Module, example: Call) -> dict[str, Call]:
-    """The first call of each region, by its path."""
+    """Return the first call of each region, by its path."""
     found: dict[str, Call] = {}
 
     def keep(path: str) -> Callable[..., None]:
@@ -78,5 +78,5 @@ def _shown(value: ir.Value) -> Json:
 
 
 def is_whole(model: nn.Module) -> bool:
-    """Whether a model is one graph."""
+    """Tell whether a model is one graph."""
     return isinstance(model, Region)

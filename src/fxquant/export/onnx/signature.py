@@ -43,7 +43,7 @@ class Signature:
     plain: int | None
 
     def flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Tensor]:
-        """The tensors of a call, in the order of the graph's inputs."""
+        """Return the tensors of a call, in the order of the graph's inputs."""
         tensors = [x for x in args if isinstance(x, Tensor)]
         if not kwargs and len(args) == len(tensors) == self.plain:
             return tensors  # by far the most common; the rest costs some 50 microseconds
@@ -59,7 +59,7 @@ class Signature:
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def unflatten(self, tensors: list[Tensor]) -> object:
-        """What the model returns, from the graph's outputs."""
+        """Return what the model returns, from the graph's outputs."""
         if isinstance(self.outputs, int):
             return tensors[self.outputs]
         return tree_map(lambda leaf: _leaf(leaf, tensors), self.outputs)
@@ -81,7 +81,7 @@ def _check_leaf(leaf: object, example: int | Fixed) -> None:
 
 
 def parameters_of(model: nn.Module) -> inspect.Signature:
-    """The parameters of `forward`, without annotations, so that they pickle."""
+    """Return the parameters of `forward`, without annotations, so that they pickle."""
     signature = inspect.signature(model.forward)
     plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     return inspect.Signature(plain)
@@ -90,7 +90,7 @@ def parameters_of(model: nn.Module) -> inspect.Signature:
 def bind(
     parameters: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """The call with every argument, by position where that can be, in the order of the parameters."""
+    """Return the call with every argument, by position where that can be, in the order of the parameters."""
     try:
         bound = parameters.bind(*args, **kwargs)
     except TypeError as error:
@@ -100,7 +100,7 @@ def bind(
 
 
 def signature_of(parameters: inspect.Signature, example: object, program: torch.export.ExportedProgram) -> Signature:
-    """The signature of an exported program that was called with `example`."""
+    """Return the signature of an exported program that was called with `example`."""
     leaves, in_spec = tree_flatten(example)
     results = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     out_spec = program.call_spec.out_spec
@@ -120,7 +120,7 @@ def signature_of(parameters: inspect.Signature, example: object, program: torch.
 
 
 def _count_plain(parameters: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]) -> int | None:
-    """How many tensors by position make the example's call, if all other arguments have their defaults."""
+    """Tell how many tensors by position make the example's call, if all other arguments have their defaults."""
     count = next((at for at, arg in enumerate(args) if arg != at), len(args))
     try:
         rest = bind(parameters, tuple(range(count)), {})

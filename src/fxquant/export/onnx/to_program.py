@@ -36,7 +36,7 @@ def to_program(program: torch.export.ExportedProgram, opset: int, table: Transla
 
 
 def _onnx_registry(opset: int) -> Any:
-    """A copy of torch.onnx's translations for an opset, to add to; None where torch has them elsewhere."""
+    """Return a copy of torch.onnx's translations for an opset, to add to; None where torch has them elsewhere."""
     try:
         core = importlib.import_module("torch.onnx._internal.exporter._core")
         wanted = ("registry", "dynamic_shapes", "verbose", "opset_version")

@@ -30,7 +30,7 @@ _FLOAT = int(ir.DataType.FLOAT)
 
 
 def translations(*, gemm: bool) -> dict[Callable[..., object], Callable[..., object]]:
-    """The custom translation table for torch.onnx.export. `gemm` brings int8 linears to two dimensions."""
+    """Return the custom translation table for torch.onnx.export. `gemm` brings int8 linears to two dimensions."""
     return {
         torch_compat.QUANTIZE: quantize,
         torch_compat.QUANTIZE_TENSOR: quantize_tensor,
@@ -221,7 +221,7 @@ def attention(
 
 
 def _is_zero(value: Value) -> bool:
-    """Whether a zero point is known to be zero; those of symmetric weights are written as constants."""
+    """Tell whether a zero point is known to be zero; those of symmetric weights are written as constants."""
     made = value.producer() if value is not None else None
     constant = made.attributes.get_tensor("value", None) if made is not None and made.op_type == "Constant" else None
     return constant is not None and not np.any(constant.numpy())

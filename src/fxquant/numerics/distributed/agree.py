@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 def world_size() -> int:
-    """How many processes train together; 1 outside of torch.distributed."""
+    """Tell how many processes train together; 1 outside of torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def agree_on_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """The range that covers those of all ranks, in one collective."""
+    """Return the range that covers those of all ranks, in one collective."""
     if world_size() == 1:
         return low, high
     both = torch.stack((-low, high))
@@ -22,7 +22,7 @@ def agree_on_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def agree_on_mean(value: Tensor) -> Tensor:
-    """The mean over all ranks."""
+    """Return the mean over all ranks."""
     if world_size() == 1:
         return value
     total = value.clone()

@@ -33,7 +33,7 @@ class Learned(ABC):
     unset: float = -math.inf
 
     def parameters(self, shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """What is trained, not started."""
+        """Return what is trained, not started."""
         return {self.name: torch.full(shape, self.unset)}
 
     def buffers(self, shape: tuple[int, ...]) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ class Learned(ABC):
         return {"zero_point": torch.zeros(shape)}
 
     def is_started(self, own: Own) -> bool:
-        """Whether there is a first value."""
+        """Tell whether there is a first value."""
         return not bool((own[self.name] == self.unset).all())
 
     def log_size(self, log2: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class Learned(ABC):
         return log2 / _OCTAVES
 
     def starting(self, spec: Spec) -> Spec:
-        """How the range is found from which a weight starts."""
+        """Tell how the range is found from which a weight starts."""
         return spec
 
     def start(self, own: Own, scale: Tensor, zero_point: Tensor, spec: Spec) -> None:
@@ -103,7 +103,7 @@ class _RelativeScale(torch.autograd.Function):
 
 
 def whole(zero_point: Tensor) -> Tensor:
-    """A zero point that is kept as a float, as an integer."""
+    """Return a zero point that is kept as a float, as an integer."""
     return zero_point.round().to(torch.int32)
 
 

@@ -61,7 +61,7 @@ class LsqPlus(Learned):
 
 
 def by_least_squares(spec: Spec) -> Spec:
-    """The spec with a search for the range in the place of the extremes."""
+    """Return the spec with a search for the range in the place of the extremes."""
     return spec.with_(observer="histogram") if spec.observer in ("minmax", "moving_average") else spec
 
 
@@ -80,7 +80,7 @@ def lsq_plus(x: Tensor, log_scale: Tensor, offset: Tensor, spec: Spec) -> Tensor
 
 
 def levels(spec: Spec) -> int:
-    """The width of the grid, in steps."""
+    """Return the width of the grid, in steps."""
     return spec.quant_max - spec.quant_min
 
 
@@ -91,7 +91,7 @@ def gradient_scale(values: int, scales: int, spec: Spec) -> float:
 
 @torch.no_grad()
 def zero_point_of(offset: Tensor, spec: Spec) -> Tensor:
-    """The whole number z for which -z s lies next to the offset, a share of the width."""
+    """Return the whole number z for which -z s lies next to the offset, a share of the width."""
     return torch.round(-offset * levels(spec)).clamp(spec.quant_min, spec.quant_max).to(torch.int32)
 
 

@@ -23,12 +23,12 @@ RANGES = frozenset(name for method in LEARNED.values() for name in method.parame
 
 
 def learned_of(spec: Spec) -> Learned | None:
-    """How the range of a spec is learned; None if it is not."""
+    """Tell how the range of a spec is learned; None if it is not."""
     return None if spec.learn is None else LEARNED.get(spec.learn)
 
 
 def own_of(module: nn.Module) -> Own:
-    """The parameters and buffers of a quantizer."""
+    """Return the parameters and buffers of a quantizer."""
     tensors = (*module._parameters.items(), *module._buffers.items())
     return {name: tensor for name, tensor in tensors if tensor is not None}
 

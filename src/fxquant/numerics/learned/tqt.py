@@ -54,7 +54,7 @@ def tqt_scale(log2_threshold: Tensor, zero_point: Tensor, spec: Spec) -> Tensor:
 
 
 def threshold_of(scale: Tensor, zero_point: Tensor, spec: Spec) -> Tensor:
-    """The log2 threshold in the middle of those that give a power-of-two scale: half a step from either jump."""
+    """Return the log2 threshold in the middle of those that give a power-of-two scale: half a step from either jump."""
     return torch.log2(scale * (spec.quant_max + 1 - zero_point)) - 0.5
 
 

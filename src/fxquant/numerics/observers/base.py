@@ -150,5 +150,5 @@ class Observer(nn.Module):
 
 
 def sentinel_limit(dtype: torch.dtype) -> float:
-    """The magnitude from which a value is a mask sentinel: half of what the dtype, and float32, can hold."""
+    """Return the magnitude from which a value is a mask sentinel: half of what the dtype, and float32, can hold."""
     return 0.5 * min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)

@@ -78,7 +78,7 @@ class ChannelsObserver(HistogramObserver):
         return float(self.spec.quant_max - self.spec.quant_min)
 
     def _own_ranges(self, lows: Tensor, highs: Tensor, power: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
-        """A range for each channel, of which all have the same zero point."""
+        """Return a range for each channel, of which all have the same zero point."""
         if self.spec.symmetric:
             ends = torch.maximum(-lows, highs)
             ends = torch.where(ends > 0, ends.clamp_min(_SMALLEST * ends.max()), ends.max())
@@ -93,7 +93,7 @@ class ChannelsObserver(HistogramObserver):
 
 
 def _per(range_: Tensor, steps: Tensor) -> Tensor:
-    """The scale that a range over so many steps asks for; without end, if there are none."""
+    """Return the scale that a range over so many steps asks for; without end, if there are none."""
     return torch.where(range_ > 0, range_ / steps, torch.zeros_like(steps))
 
 

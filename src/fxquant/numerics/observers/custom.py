@@ -50,7 +50,7 @@ class CustomObserver(Observer):
 
 
 def make_inner(spec: Spec) -> nn.Module:
-    """The user's observer."""
+    """Return the user's observer."""
     assert spec.factory is not None
     made = spec.factory()
     if not isinstance(made, nn.Module):
@@ -67,7 +67,7 @@ def custom_qparams(x: Tensor, spec: Spec, name: str) -> tuple[Tensor, Tensor]:
 
 
 def inner_qparams(inner: Any, spec: Spec, name: str) -> tuple[Tensor, Tensor]:
-    """What the user's observer says, in our shapes and dtypes; a ConfigError where its grid cannot hold it."""
+    """Return what the user's observer says, in our shapes and dtypes; a ConfigError where its grid cannot hold it."""
     scale, zero_point = (torch.as_tensor(value).detach() for value in inner.calculate_qparams())
     shape = () if spec.granularity == "per_tensor" else (-1,)
     who = f"{type(inner).__name__}.calculate_qparams() for {name!r}"

@@ -73,7 +73,7 @@ class HistogramObserver(Observer):
         self.counts += torch.bincount(index, minlength=BINS + 1) * weight
 
     def histogram(self) -> Histogram:
-        """The counts so far as real bin edges and frequencies."""
+        """Return the counts so far as real bin edges and frequencies."""
         self._check_seen()
         exponent, origin = self.grid.tolist()
         counts = self.counts.cpu().double()

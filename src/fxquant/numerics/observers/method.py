@@ -15,7 +15,7 @@ WeightRange = Callable[[Tensor, Tensor, Tensor, Spec], tuple[Tensor, Tensor]]
 
 
 def extremes(values: Tensor, low: Tensor, high: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
-    """The exact range of a weight, 0 included."""
+    """Return the exact range of a weight, 0 included."""
     return low.clamp(max=0.0), high.clamp(min=0.0)
 
 

@@ -79,13 +79,13 @@ class FixedObserver(Observer):
 
 
 def given_range(values: Tensor, low: Tensor, high: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
-    """The range of the spec for a weight, whatever its values."""
+    """Return the range of the spec for a weight, whatever its values."""
     assert spec.range is not None
     return torch.full_like(low, spec.range[0]), torch.full_like(high, spec.range[1])
 
 
 def _ends(observer: Observer, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The extremes of a batch, of the shape of those before; None if it holds nothing."""
+    """Return the extremes of a batch, of the shape of those before; None if it holds nothing."""
     clean = observer.clean(x)
     if clean is None:
         return None

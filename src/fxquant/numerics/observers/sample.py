@@ -52,7 +52,7 @@ class Sample(Watcher):
         self.total = self.total + 1
 
     def calls(self) -> list[tuple[Tensor, ...]]:
-        """What was kept, in the order of the data."""
+        """Return what was kept, in the order of the data."""
         kept = sum(name.endswith("_0") for name in self._buffers if name.startswith("call_"))
         return [tuple(self._tensor(f"call_{call}_{index}") for index in range(self.count)) for call in range(kept)]
 

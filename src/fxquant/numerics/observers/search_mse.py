@@ -85,7 +85,7 @@ def expected_error(edges: Tensor, counts: Tensor, pairs: Tensor, spec: Spec) -> 
 def _best_pair(
     edges: Tensor, counts: Tensor, grids: list[Tensor], histogram: Histogram, spec: Spec
 ) -> tuple[list[int], Tensor, Tensor]:
-    """Where on the grids the best pair is, with all pairs and their errors."""
+    """Tell where on the grids the best pair is, with all pairs and their errors."""
     pairs = clipped_pairs(histogram, spec, grids[0], grids[1])
     errors = expected_error(edges, counts, pairs, spec)
     row, column = divmod(int(errors.argmin()), len(grids[1]))
@@ -93,7 +93,7 @@ def _best_pair(
 
 
 def _between(grid: Tensor, at: int, points: int) -> Tensor:
-    """A finer descending grid between the neighbours of grid[at]."""
+    """Return a finer descending grid between the neighbours of grid[at]."""
     if len(grid) == 1:
         return grid
     upper, lower = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]

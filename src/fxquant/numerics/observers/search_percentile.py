@@ -38,7 +38,7 @@ def percentile_range(histogram: Histogram, spec: Spec) -> tuple[float, float]:
 
 
 def _quantile(edges: Tensor, counts: Tensor, q: float) -> float:
-    """The value below which a share q of the counts lies."""
+    """Return the value below which a share q of the counts lies."""
     below = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
     wanted = q * float(below[-1])
     i = min(max(int(torch.searchsorted(below, wanted)) - 1, 0), len(counts) - 1)
@@ -47,7 +47,7 @@ def _quantile(edges: Tensor, counts: Tensor, q: float) -> float:
 
 
 def _absolute_quantile(edges: Tensor, counts: Tensor, q: float) -> float:
-    """The quantile of |x|: the bins are aligned at 0, so the negative ones fold onto the positive ones."""
+    """Return the quantile of |x|: the bins are aligned at 0, so the negative ones fold onto the positive ones."""
     width = float(edges[1] - edges[0])
     zero = round(-float(edges[0]) / width)
     positive, negative = counts[zero:], counts[:zero].flip(0)

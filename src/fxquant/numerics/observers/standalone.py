@@ -76,7 +76,7 @@ class ObserverBase(WithArgs, nn.Module):
 
 
 def torch_names(spec: Spec) -> dict[str, Any]:
-    """What a spec says, as attributes of torch.ao's observers and fake-quantize modules."""
+    """Return what a spec says, as attributes of torch.ao's observers and fake-quantize modules."""
     short = torch.qint8 if spec.signed else torch.quint8
     kind = "per_tensor" if spec.granularity == "per_tensor" else "per_channel"
     return {

@@ -55,14 +55,14 @@ class _Shape(TypedDict, total=False):
 
 
 def _shape(spec: Spec) -> _Shape:
-    """How many ranges a tensor has."""
+    """Tell how many ranges a tensor has."""
     if spec.granularity == "per_tensor":
         return {}
     return {"granularity": spec.granularity, "axis": spec.axis, "group_size": spec.group_size}
 
 
 def by_search(search: Search, weight: WeightRange) -> Method:
-    """A method that looks for the range in a histogram."""
+    """Return a method that looks for the range in a histogram."""
 
     def observer(spec: Spec, name: str) -> Observer:
         if spec.learn == "ste":
@@ -86,7 +86,7 @@ OBSERVERS: Mapping[ObserverKind, Method] = {
 
 
 def make_observer(spec: Spec, name: str) -> Observer:
-    """A fresh observer for the tensor called `name`."""
+    """Return a fresh observer for the tensor called `name`."""
     if spec.dynamic:
         raise ConfigError(
             f"tensor {name!r} ({spec}): a dynamic range is found at run time; there is nothing to observe."

@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 
 def shows_numbers(x: object) -> bool:
-    """Whether there is something to see in a batch: a float tensor that holds values."""
+    """Tell whether there is something to see in a batch: a float tensor that holds values."""
     return isinstance(x, Tensor) and x.is_floating_point() and not x.is_meta and x.numel() > 0
 
 

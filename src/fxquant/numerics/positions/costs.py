@@ -26,13 +26,13 @@ def place_of(scale: Tensor) -> int:
 
 
 def range_at(place: int, spec: Spec) -> tuple[float, float]:
-    """The range for which a symmetric spec has the scale 2^-p."""
+    """Return the range for which a symmetric spec has the scale 2^-p."""
     end = spec.quant_max * float(scale_at(place))
     return -end, end
 
 
 def activation_cost(quantizer: FakeQuant, place: int) -> float:
-    """The expected noise of an activation, relative to its power."""
+    """Return the expected noise of an activation, relative to its power."""
     edges, counts = _distribution(quantizer)
     pair = torch.tensor([range_at(place, quantizer.spec)], dtype=torch.float64)
     middle = (edges[1:].pow(3) - edges[:-1].pow(3)) / (edges[1:] - edges[:-1]) / 3.0
@@ -55,7 +55,7 @@ def _distribution(quantizer: FakeQuant) -> tuple[Tensor, Tensor]:
 
 
 def values_cost(values: Tensor, spec: Spec, place: int) -> float:
-    """The noise of a weight or bias, relative to its power."""
+    """Return the noise of a weight or bias, relative to its power."""
     power = float(values.square().sum())
     zero = torch.tensor(0, dtype=torch.int32)
     rounded = fake_quantize(values, scale_at(place).to(values.device), zero, spec)

@@ -33,7 +33,7 @@ _TERMS: dict[Measure, str] = {
 
 
 def measured(measure: Measure, i: Sequence[Value], o: Value, w: Value, b: Value) -> Value:
-    """The value of a measure. Weighted kernels and unary ops have one input."""
+    """Return the value of a measure. Weighted kernels and unary ops have one input."""
     if measure == "cut":
         return w + i[0] - o
     if measure == "bias":

@@ -41,7 +41,7 @@ class Rule:
         return self.i if letter == "i" else (getattr(self, letter),)
 
     def value(self, at: Mapping[str, Value]) -> Value:
-        """The measure, for positions that are numbers or arrays that broadcast."""
+        """Return the measure, for positions that are numbers or arrays that broadcast."""
         asked = terms(self.position.measure)
         inputs = [at[name] for name in self.i] if "i" in asked else []
         o, w, b = (at[getattr(self, letter)] if letter in asked else 0 for letter in "owb")
@@ -71,7 +71,7 @@ class Problem:
         return [rule for rule in self.rules if not rule.holds(at)]
 
     def parts(self) -> list[Problem]:
-        """The problem by tensors that rules connect; tensors without rules are in none."""
+        """Return the problem by tensors that rules connect; tensors without rules are in none."""
         parent = {name: name for name in self.start}
 
         def find(name: str) -> str:

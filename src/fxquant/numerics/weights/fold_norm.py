@@ -17,7 +17,7 @@ FROZEN = "_fxquant_frozen"  # on a norm that keeps to its running statistics in 
 
 
 def uses_batch_statistics(norm: BatchNorm) -> bool:
-    """Whether a call now normalizes by the batch."""
+    """Tell whether a call now normalizes by the batch."""
     return norm.training and FROZEN not in norm.__dict__
 
 

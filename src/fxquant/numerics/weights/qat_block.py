@@ -133,7 +133,7 @@ class QatBlock(nn.Module):
             state_dict[f"{at}running_mean"] -= torch.where(alive, rest * inverse, 0.0)
 
     def plain(self) -> nn.Module:
-        """The op without the block: of its own class, with the same tensors."""
+        """Return the op without the block: of its own class, with the same tensors."""
         op = self.op_class.__new__(self.op_class)
         own = ("op_class", "norm", "bias_spec", "_modules")
         op.__dict__.update({key: value for key, value in self.__dict__.items() if key not in own})

@@ -64,11 +64,11 @@ class QuantizedWeight(CheckedState):
             yield f"{prefix}{name}: {error}"
 
     def _is_wide(self, given: Tensor) -> bool:
-        """Whether a packed weight is given unpacked, by a model that was converted before they were packed."""
+        """Tell whether a packed weight is given unpacked, by a model that was converted before they were packed."""
         return self.tail is not None and tuple(given.shape) == self.weight_shape and given.dtype == self.spec.dtype
 
     def _misfits(self, state_dict: dict[str, object], prefix: str) -> Iterator[tuple[str, str]]:
-        """What a state dict has that would be copied here and mean something else, by name."""
+        """Yield what a state dict has that would be copied here and mean something else, by name."""
         ends = (self.spec.quant_min, self.spec.quant_max)
         for name, own in self._buffers.items():
             given = state_dict.get(prefix + name)
@@ -88,7 +88,7 @@ class QuantizedWeight(CheckedState):
                     yield name, f"the state has {has}, this model takes {ends[0]} to {ends[1]}."
 
     def __getattr__(self, name: str) -> Any:
-        """What a graph that is written down or compiled reads is the plain tensor.
+        """Return what a graph that is written down or compiled reads is the plain tensor.
 
         Settings are those of the module that stood here: `out_features`, `stride`.
         """
@@ -98,7 +98,7 @@ class QuantizedWeight(CheckedState):
         return self._for_code(name, super().__getattr__(name))
 
     def as_float(self, name: str) -> object:
-        """The tensor of this name for code outside, where a float module stood."""
+        """Return the tensor of this name for code outside, where a float module stood."""
         value = self.dequantized(name)
         return readable(value, self, name) if _is_for_code(name, value) else value
 
@@ -125,7 +125,7 @@ class QuantizedWeight(CheckedState):
             return object()
 
     def dequantized(self, name: str) -> Any:
-        """The tensor of this name as code that reads a float module expects it."""
+        """Return the tensor of this name as code that reads a float module expects it."""
         if name == "weight":
             zero = self.weight_zero_point
             zero = torch.zeros_like(self.weight_scale, dtype=torch.int32) if zero is None else zero
@@ -148,7 +148,7 @@ class QuantizedWeight(CheckedState):
 
 
 def _is_for_code(name: str, value: object) -> bool:
-    """Whether a tensor is read by code as it runs, by one of the names that can be called."""
+    """Tell whether a tensor is read by code as it runs, by one of the names that can be called."""
     if name not in ("weight", "bias") or type(value) is not Tensor or torch.compiler.is_compiling():
         return False
     return torch_compat.plain_mode()

@@ -23,7 +23,7 @@ class Readable(Tensor):
     _name: str
 
     def is_of(self, owner: object) -> bool:
-        """Whether this is a view of that module's tensor."""
+        """Tell whether this is a view of that module's tensor."""
         return self._owner is owner
 
     def __call__(self) -> Tensor:
@@ -69,7 +69,7 @@ class Readable(Tensor):
 
 
 def readable(tensor: Tensor, owner: object, name: str) -> Readable:
-    """The tensor `name` of a QuantizedWeight for code outside."""
+    """Return the tensor `name` of a QuantizedWeight for code outside."""
     view = tensor.as_subclass(Readable)
     view._owner, view._name = owner, name
     return view

@@ -60,7 +60,7 @@ class WeightFakeQuant(Switched):
         return self.learned.fake_quantize(self._own(self.learned, weight), weight, self.spec)
 
     def _own(self, learned: Learned, weight: Tensor) -> Own:
-        """What is learned, for this weight. The first one starts it."""
+        """Return what is learned, for this weight. The first one starts it."""
         own = own_of(self)
         size = learned.log_size(log2_size(weight, self.spec))
         if not self.ready:
@@ -124,7 +124,7 @@ def log2_size(weight: Tensor, spec: Spec) -> Tensor:
 
 
 def scale_shape(spec: Spec, shape: torch.Size) -> tuple[int, ...]:
-    """The shape of the scale of a weight."""
+    """Return the shape of the scale of a weight."""
     if spec.granularity == "per_tensor":
         return ()
     if spec.group_size is not None:
