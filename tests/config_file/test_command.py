@@ -13,6 +13,7 @@ import fxquant as fq
 from fxquant.cli import app
 from fxquant.config_file import read_conf
 from fxquant.config_file.template import template
+from fxquant.numerics.affine import sqnr_db
 
 JOB = """
 import torch
@@ -87,7 +88,9 @@ def test_quantize_saves_a_model_that_loads(folder: Path) -> None:
     assert "was not looked at" in run(*words, "--output", "out")
     assert "within the tolerance after 1 trial" in run(*words, "--evaluate", f"{job}:score", "--output", "b.fq")
     x = torch.randn(2, 3, 8, 8)
-    assert torch.equal(fq.load("out")(x), fq.load("b.fq")(x))
+    one, other = fq.load("out"), fq.load("b.fq")
+    assert sqnr_db(one(x), other(x)) > 25  # trials run the fast algorithms
+    assert fq.explain(one).counts() == fq.explain(other).counts()
 
 
 @pytest.mark.parametrize(
