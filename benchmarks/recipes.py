@@ -47,7 +47,8 @@ HEAD = """# Results of recipes
 - CIFAR-10: 512 pictures for calibration, 5,000 for training (1,000 of them held out), 2,000 test pictures.
 - COCO: 64 and 126 pictures of train2017, 128 of val2017, mAP@0.5:0.95 by pycocotools.
 - EfficientNet-Lite0: 64 crops of seven photographs for calibration, 64 of their other halves for testing; no labels.
-- Scores of fxquant are of the plain QDQ graph. kB: the saved state_dict.
+- Scores of fxquant are of the plain QDQ graph. kB: the saved state_dict. Peers run on their own int8 kernels, whose
+  sums may saturate on a CPU without VNNI; `benchmarks/accuracy.py` has them with exact sums.
 - Power-of-two rows of the classifiers have one scale a tensor, as NPUs do; those of YOLOX-Nano have one for each
   channel of weights and of inputs of depthwise convolutions.
 - ms: batch 1, one thread, all in turns. "ms torch" is `engine="onednn"`, float and torch.ao; the other peers stand in
