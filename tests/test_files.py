@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -160,6 +161,55 @@ def test_a_full_disk_leaves_all_that_was_there(net: nn.Module, tmp_path: Path, w
     with full_disk(), pytest.raises(fq.errors.FxQuantError, match=f"cannot write .*{tmp_path.name}.*too large"):
         WRITERS[writer](net, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+class ReadOnly:
+    """A folder in which nothing can be made or written, for root too. A hook of Python's is there for good."""
+
+    def __init__(self) -> None:
+        self.folder = ""
+        sys.addaudithook(self.hear)
+
+    def hear(self, event: str, args: tuple[object, ...]) -> None:
+        if self.folder and event == "open" and str(args[0]).startswith(self.folder):
+            flags = args[2] if isinstance(args[2], int) else 0
+            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(args[0]))
+
+
+@pytest.fixture(scope="module")
+def read_only() -> ReadOnly:
+    return ReadOnly()
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_read_only_folder_leaves_all_that_was_there(
+    net: nn.Module, tmp_path: Path, writer: str, read_only: ReadOnly
+) -> None:
+    WRITERS[writer](net, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    read_only.folder = str(tmp_path)
+    try:
+        with pytest.raises(fq.errors.FxQuantError, match=f"cannot write .*{tmp_path.name}.*Read-only"):
+            WRITERS[writer](net, tmp_path)
+    finally:
+        read_only.folder = ""
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_process_that_is_killed_while_it_writes_leaves_the_old_files(
+    net: nn.Module, tmp_path: Path, writer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    WRITERS[writer](net, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr("fxquant.files.sync", lambda path: os.kill(os.getpid(), signal.SIGKILL))
+    child = os.fork()
+    if child == 0:
+        WRITERS[writer](net, tmp_path)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".part"} == before
 
 
 def test_a_full_disk_leaves_no_half_template(tmp_path: Path) -> None:

@@ -307,6 +307,8 @@ def _region(file: File, target: str, args: list[Any], wrapped: bool) -> None:
 
 def _engines() -> Iterator[tuple[str, str, Any]]:
     """Files that one engine would take and another would not."""
+    for word in ("min_scale", "_", "0", "forward"):
+        yield f"stands for {word}", "linear", partial(_flat, word=word)
     for name in ("float16", "float64", "bfloat16"):
         for base in ("conv", "linear", "tokens"):
             yield f"scales of {name}", base, partial(_scales, dtype=getattr(torch, name))
@@ -321,6 +323,10 @@ def _engines() -> Iterator[tuple[str, str, Any]]:
             yield f"convolution with {value} at {place}", "conv", partial(_settings, change=partial(_put, place, value))
     for value in (0, 6, ["torch", "int8"], ["torch", "bool"]):
         yield f"dequantized to {value}", "linear", partial(_dequantized, value=value)
+
+
+def _flat(file: File, word: str) -> None:
+    file.header["modules"][""]["flat"] = word
 
 
 def _put(place: int, value: Any, args: list[Any]) -> list[Any]:

@@ -132,6 +132,9 @@ def check_references(path: str, region: Region) -> None:
 
     fx writes `self.conv(x)`, so a module must not go by the name of a method (`to_folder`), which would be called.
     """
+    flat = origin_of(region).flat
+    if flat and region._modules.get(flat) is None:
+        raise ArchiveError(f"region {path or '<root>'!r}: it stands for {flat!r}, which is no module of the model.")
     boundary = plan_of(region).boundary or Boundary()
     for grid in (*boundary.inputs.values(), *boundary.outputs.values()):
         if isinstance(grid, str) and not isinstance(find_module(region, grid), Grid):
