@@ -73,10 +73,8 @@ def refuse_prepared(model: nn.Module, caller: str) -> None:
     """The passes are for float models."""
     for path, region in regions(model):
         if stage_of(region) is Stage.PREPARED or (not path and stage_of(region) is Stage.CONVERTED):
-            where = f"its submodule {path!r}" if path else "it"
-            raise StageError(
-                f"{caller} got a model of which {where} is already {stage_of(region)}. Give the float model."
-            )
+            found = f"with a submodule {path!r} that" if path else "that"
+            raise StageError(f"{caller} got a model {found} is already {stage_of(region)}. Give the float model.")
 
 
 def either(config: object, older: object, name: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -99,3 +100,15 @@ def test_copies_give_the_same_bits() -> None:
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(fq.ConfigError, match="positive whole number"):
         MeasuredBias(samples=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(lambda: nn.Conv2d(3, 8, 3), (3, 9, 9)), (lambda: nn.Conv1d(3, 8, 3), (3, 9))],
+    ids=["conv2d", "conv1d"],
+)
+def test_samples_without_a_batch(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(make(), nn.ReLU()).eval(), torch.randn(shape)
+    quantized = fq.quantize(model, [x], example_inputs=(x,), engine="reference", effort="balanced")
+    assert sqnr_db(model(x), quantized(x)) > 30

@@ -198,7 +198,8 @@ class _Lockstep:
         """Of the channels of what an op made, over all calls."""
         total, count = torch.zeros((), dtype=torch.float64), 0
         for values in self._values:
-            made = values[node].movedim(op.channels_at, 0).flatten(1)
+            made = values[node].movedim(_channels_at(values[node], op), 0)
+            made = made.reshape(len(made), -1)
             total = total + made.double().sum(1).cpu()
             count += made.shape[1]
         return total / count
@@ -226,7 +227,12 @@ class _Lockstep:
         return made if isinstance(made, Tensor) else value
 
 
-def _plus(made: Tensor, op: Op, by: Tensor) -> Tensor:
+def _channels_at(made: Tensor, op: Op) -> int:
+    """The axis of the channels, also of a picture or a row without a batch."""
     assert op.channels_at is not None
-    shape = [-1 if axis == op.channels_at % made.dim() else 1 for axis in range(made.dim())]
+    return op.channels_at - (op.weight_rank - made.dim()) if op.channels_at > 0 else op.channels_at % made.dim()
+
+
+def _plus(made: Tensor, op: Op, by: Tensor) -> Tensor:
+    shape = [-1 if axis == _channels_at(made, op) else 1 for axis in range(made.dim())]
     return made + by.to(made).view(shape)
