@@ -11,20 +11,21 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
+from exact_session import exact_session
 from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
 
 onnx = pytest.importorskip("onnx")
 
 
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 
 pytest.importorskip("onnxscript")
 
 
 def run(path: Path, **feed: Tensor) -> list[Tensor]:
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = exact_session(path)
     return [torch.from_numpy(np.asarray(a)) for a in session.run(None, {k: v.numpy() for k, v in feed.items()})]
 
 
