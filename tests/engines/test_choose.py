@@ -49,7 +49,7 @@ def levels(model: nn.Module) -> set[object]:
 def test_an_engine_of_ones_own_gets_the_model_in_the_form_of_its_target(tmp_path: Path) -> None:
     told = Told()
     mine = engine(told)
-    quantized = fq.quantize(net(), [X], engine=mine)
+    quantized = fq.quantize(net(), [X], engine=mine, effort="fast")
     assert told.models == [quantized] and levels(quantized) == {31}
     fq.save(quantized, tmp_path / "net.fq")
     assert torch.equal(fq.load(tmp_path / "net.fq", engine=mine)(X), quantized(X))

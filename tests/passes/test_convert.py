@@ -54,10 +54,11 @@ class Shared(nn.Module):
         return self.head(self.fc(self.fc(self.embed(ids))))
 
 
-def test_a_module_called_twice_and_tied_weights_are_stored_once() -> None:
+@pytest.mark.parametrize("effort", ["balanced", "best"])
+def test_a_module_called_twice_and_tied_weights_are_stored_once(effort: str) -> None:
     model = Shared().eval()
     ids = torch.randint(0, 50, (2, 6))
-    quantized = fq.quantize(model, [ids], engine="reference")
+    quantized = fq.quantize(model, [ids], engine="reference", effort=effort)
     assert quantized.embed.integers is quantized.head.integers
     assert sum(node.target is torch_compat.DEQUANTIZE_CHANNEL for node in quantized.graph.nodes) == 2
     assert sqnr_db(model(ids), quantized(ids)) > 30

@@ -21,7 +21,7 @@ from fxquant.algorithms.gptq import choose_integers
 from fxquant.algorithms.grams import grams, patches_of, watch_grams
 from fxquant.algorithms.round_by import Chosen, cost, round_by, spread
 from fxquant.algorithms.soft_rounding import SoftRounding, sharpness
-from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
+from fxquant.algorithms.weighted_op import WeightedOp, untied_ops
 from fxquant.config.spec import Spec
 from fxquant.errors import ConfigError
 from fxquant.graph.algorithm import Algorithm, Watched
@@ -62,7 +62,7 @@ class AdaRound(Algorithm):
                 round_by(region, op, second, mean, self._choose, "AdaRound")
 
     def _ops(self, region: Region, context: Context) -> Iterator[WeightedOp]:
-        for op in weighted_ops(region, context):
+        for op in untied_ops(region, context):
             if op.spec.bits <= self.most_bits and patches_of(op).features <= self.most_features:
                 yield op
 

@@ -16,7 +16,7 @@ from fxquant.algorithms.replay import Runner, Tensors
 from fxquant.algorithms.round_by import spread
 from fxquant.algorithms.segments import Segment
 from fxquant.algorithms.soft_rounding import SoftRounding
-from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
+from fxquant.algorithms.weighted_op import WeightedOp, untied_ops
 from fxquant.graph.context import Context
 from fxquant.graph.region import Region
 from fxquant.numerics.fake_quant import FakeQuant
@@ -40,7 +40,7 @@ class Block:
         )
         nodes = set(segment.nodes)
         found: dict[str, WeightedOp] = {}
-        for op in weighted_ops(region, context):
+        for op in untied_ops(region, context):
             path = str(op.node.target)
             if op.node in nodes and inside[path] == calls[path] and type(op.module) is not QatBlock:
                 found.setdefault(path, op)

@@ -19,7 +19,7 @@ from torch import Tensor
 from fxquant.algorithms.grams import grams, patches_of, watch_grams
 from fxquant.algorithms.narrow import NARROWER, may_narrow, whole_shares
 from fxquant.algorithms.round_by import Chosen, cost, round_by, spread
-from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
+from fxquant.algorithms.weighted_op import WeightedOp, untied_ops
 from fxquant.config.spec import Spec
 from fxquant.errors import CalibrationError, ConfigError
 from fxquant.graph.algorithm import Algorithm, Watched
@@ -64,7 +64,7 @@ class GPTQ(Algorithm):
         return choose_integers(weight, second, scale, zero_point, spec, self.damping)
 
     def _ops(self, region: Region, context: Context) -> Iterator[WeightedOp]:
-        for op in weighted_ops(region, context):
+        for op in untied_ops(region, context):
             most = self.fine_features if op.is_fine else self.most_features
             if op.spec.bits <= self.most_bits and patches_of(op).features <= most:
                 yield op

@@ -25,7 +25,7 @@ from fxquant.algorithms.replay import Runner, Streams, Values, chunks_of, loss_b
 from fxquant.algorithms.rounded import rounded
 from fxquant.algorithms.segments import segments
 from fxquant.algorithms.soft_rounding import sharpness
-from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
+from fxquant.algorithms.weighted_op import WeightedOp, untied_ops
 from fxquant.errors import ConfigError
 from fxquant.graph.algorithm import Algorithm, Watched
 from fxquant.graph.context import Context
@@ -83,7 +83,7 @@ class Reconstruction(Algorithm):
         grids.fix()
 
     def _grams(self, region: Region, context: Context) -> Iterator[WeightedOp]:
-        return (op for op in weighted_ops(region, context) if patches_of(op).features <= _MOST_FEATURES)
+        return (op for op in untied_ops(region, context) if patches_of(op).features <= _MOST_FEATURES)
 
     def _learn(self, block: Block, streams: Streams, true: list[Values], dice: torch.Generator) -> None:
         held = max(1, len(true) // 8) if len(true) > 1 else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,6 +41,12 @@ class WeightedOp:
     @property
     def groups(self) -> int:
         return int(getattr(self.module, "groups", 1))
+
+
+def untied_ops(region: Region, context: Context) -> Iterator[WeightedOp]:
+    """Yield those whose weight no other module has: integers that are chosen for one op would not be the other's."""
+    owners = Counter(id(p) for module in region.modules() for p in module._parameters.values() if p is not None)
+    return (op for op in weighted_ops(region, context) if owners[id(op.weight)] <= 1)
 
 
 def weighted_ops(region: Region, context: Context) -> Iterator[WeightedOp]:
