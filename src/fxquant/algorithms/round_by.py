@@ -46,7 +46,7 @@ def round_by(region: Region, op: WeightedOp, second: Tensor, mean: Tensor, choos
     integers, scale = choose(wanted, second, scale, zero_point, op.spec)
     made = dequantize(integers, scale, zero_point, op.spec)
     if bias is not None:
-        rows = (weight - made).view(len(mean), -1, mean.shape[1]) @ mean.to(weight).unsqueeze(2)
+        rows = (weight - made).reshape(len(mean), -1, mean.shape[1]) @ mean.to(weight).unsqueeze(2)
         moved = bias.detach() + rows.flatten().to(bias.dtype)
         op.module.bias = nn.Parameter(moved, requires_grad=bias.requires_grad)
     fix_weight(region, op, integers, scale, zero_point)
