@@ -50,7 +50,7 @@ class OwnNames(nn.Module):
 
 def prepared() -> Region:
     torch.manual_seed(0)
-    made = fq.prepare_fx(OwnNames().eval(), MAPPING, (torch.rand(2, 3, 2, 2),))
+    made = fq.prepare_fx(OwnNames().eval(), MAPPING, (torch.rand(2, 3, 2, 2),), target="x86-vnni")
     made(torch.rand(2, 3, 2, 2))
     assert isinstance(made, Region)
     return made

@@ -84,7 +84,7 @@ def test_the_int8_graph_has_a_box_for_each_kernel(
     )
     stem = next(box for box in right.values() if box["path"] == "stem.0")
     assert {left[each]["path"] for each in stem["partners"]} == {"stem.0", "stem.1", "stem.2"}
-    assert stem["code"] == "x = self.stem(x)" and stem["where"].startswith("test_report.py:")
+    assert stem["code"] == "x = self.stem(x)" and stem["where"].startswith("report_net.py:")
     assert "weight s8" in stem["decisions"][0]["reason"]
     arrows = {(right[a]["label"], right[b]["label"]): whole for a, b, whole in made.data["graphs"]["int8"]["edges"]}
     assert arrows["conv2d + relu", "add"] and arrows["input", "conv2d + relu"] and not arrows["softmax", "output"]

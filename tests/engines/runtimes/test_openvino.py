@@ -116,7 +116,7 @@ def _kernels(engine: OpenVino, x: Tensor) -> list[tuple[str, ...]]:
 
 def test_residual_adds_run_inside_of_convolutions() -> None:
     x = torch.randn(1, 8, 12, 12)
-    reference = fq.quantize(Residuals().eval(), [x], engine="reference")
+    reference = fq.quantize(Residuals().eval(), [x], engine="reference", target="openvino")
     engine = OpenVino(reference, x)
     adding = [kind for kind, names, _ in _kernels(engine, x) if "node_add" in names]
     assert adding == ["Convolution"] * 2

@@ -141,7 +141,7 @@ def test_a_model_for_onnx_runtime_gives_its_very_values(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 1)).eval()
     x = torch.randn(2, 3, 24, 24)
-    quantized = fq.quantize(model, [x], target="onnxruntime", engine="reference", precision="int8")
+    quantized = fq.quantize(model, [x], target="onnxruntime", engine="reference", precision="int8", effort="fast")
     (found,) = run(fq.export_onnx(quantized, tmp_path / "m.onnx", x), x)
     torch.testing.assert_close(found, quantized(x), rtol=1e-5, atol=1e-5)  # with float biases, some were a step off
 
