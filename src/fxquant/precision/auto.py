@@ -119,6 +119,8 @@ def assured(
     if not batches or not any(True for _ in regions(converted)):
         return converted
     measure = functools.partial(_measure, float_model, batches=batches)
+    if _is_good(converted, measure):  # as it runs, which is faster than the graph that it is decided by
+        return converted
     try:
         found = measure(reference_of(converted, "quantize"))
     except (FxQuantError, RuntimeError, TypeError, ValueError) as error:
@@ -135,6 +137,14 @@ def assured(
     warn_eaten(find_eaten(prepared, decided), stacklevel=3)
     _tell(found, end, search, may_change)
     return convert(decided, engine) if search.amendments else converted
+
+
+def _is_good(converted: nn.Module, measure: Callable[[nn.Module], Check]) -> bool:
+    try:
+        found = measure(converted)
+    except (FxQuantError, RuntimeError, TypeError, ValueError):
+        return False  # the graph will tell
+    return bool(found.compared) and found.sqnr >= LOOK and not _broken(found)
 
 
 def _measure(float_model: nn.Module, quantized: nn.Module, *, batches: Sequence[object]) -> Check:
