@@ -53,7 +53,7 @@ docs: $(SITE)
 	$(BIN)/mkdocs build -q --strict
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -28,12 +28,12 @@ class Tagger(nn.Module):
         return self.tags(self.rnn(x)[0])
 
 
-def quantized(mode: Any, cls: type[nn.RNNBase], **options: Any) -> tuple[nn.Module, Tensor]:
+def quantized(mode: Any, cls: type[nn.RNNBase], target: str | None = None, **options: Any) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     x = torch.randn(3, 9, 12)
     data = [x] if mode == "static" else None
     model = Tagger(cls, **options).eval()
-    return fq.quantize(model, data, mode=mode, example_inputs=(x,), engine="reference"), x
+    return fq.quantize(model, data, mode=mode, example_inputs=(x,), engine="reference", target=target), x
 
 
 def run(path: Path, x: Tensor) -> Tensor:
@@ -75,9 +75,9 @@ def test_ranges_found_at_run_time_go_through_integer_kernels(tmp_path: Path) -> 
 )
 def test_runtimes_run_recurrent_layers(mode: Any, engine: Any) -> None:
     pytest.importorskip(engine)
-    model, x = quantized(mode, nn.LSTM)
+    model, x = quantized(mode, nn.LSTM, target=engine)
     data = [x] if mode == "static" else None
-    running = fq.quantize(Tagger(nn.LSTM).eval(), data, mode=mode, example_inputs=(x,), engine=engine)
+    running = fq.quantize(Tagger(nn.LSTM).eval(), data, mode=mode, example_inputs=(x,), engine=engine, target=engine)
     running.load_state_dict(model.state_dict())
     assert lowering_of(running).runner.engine == engine
     assert sqnr_db(model(x), running(x)) > 30
