@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -10,32 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fxquant as fq
+from engines.onednn.on_kernels import both
 from fxquant.engines.onednn import kernels
-from fxquant.engines.onednn.lower import lower
 from fxquant.engines.onednn.support import supports
 from fxquant.numerics.affine import sqnr_db
 
 pytestmark = pytest.mark.skipif(not supports("conv2d", "relu", False), reason="this torch has no oneDNN int8 kernels")
-
-
-def on_kernels(reference: nn.Module) -> nn.Module:
-    """A copy of a converted model, lowered."""
-    lowered = copy.deepcopy(reference)
-    lower(lowered)
-    return lowered
-
-
-def both(model: nn.Module, *args: Any, mapping: Any = None, **kwargs: Any) -> tuple[nn.Module, nn.Module]:
-    reference = fq.quantize(
-        model.eval(),
-        [args or kwargs],
-        qconfig_mapping=mapping,
-        example_inputs=args,
-        example_kwargs=kwargs,
-        engine="reference",
-    )
-    return reference, on_kernels(reference)
 
 
 class Between(nn.Module):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
+from engines.onednn.on_kernels import both
 from fxquant.engines.onednn.kernel_modules import ConvKernel, LinearKernel
-from fxquant.engines.onednn.lower import lower
 from fxquant.engines.onednn.support import supports
 from fxquant.graph.lowering import unlower
 from fxquant.numerics.affine import sqnr_db
@@ -22,28 +22,9 @@ from zoo import ZOO
 pytestmark = pytest.mark.skipif(not supports("conv2d", "relu", False), reason="this torch has no oneDNN int8 kernels")
 
 
-def on_kernels(reference: nn.Module) -> nn.Module:
-    """A copy of a converted model, lowered."""
-    lowered = copy.deepcopy(reference)
-    lower(lowered)
-    return lowered
-
-
 def outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> list[Tensor]:
     with torch.no_grad():
         return [leaf for leaf in tree_leaves(model(*args, **(kwargs or {}))) if isinstance(leaf, Tensor)]
-
-
-def both(model: nn.Module, *args: Any, mapping: Any = None, **kwargs: Any) -> tuple[nn.Module, nn.Module]:
-    reference = fq.quantize(
-        model.eval(),
-        [args or kwargs],
-        qconfig_mapping=mapping,
-        example_inputs=args,
-        example_kwargs=kwargs,
-        engine="reference",
-    )
-    return reference, on_kernels(reference)
 
 
 @pytest.mark.parametrize("name", ZOO)

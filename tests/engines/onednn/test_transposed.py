@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 import fxquant as fq
-from fxquant.engines.onednn.lower import lower
+from engines.onednn.on_kernels import both
 from fxquant.engines.onednn.support import supports
 from fxquant.engines.onednn.transposed import TransposedKernel
 
 pytestmark = pytest.mark.skipif(not supports("conv2d", "relu", False), reason="this torch has no oneDNN int8 kernels")
-
-
-def on_kernels(reference: nn.Module) -> nn.Module:
-    """A copy of a converted model, lowered."""
-    lowered = copy.deepcopy(reference)
-    lower(lowered)
-    return lowered
-
-
-def both(model: nn.Module, *args: Any, mapping: Any = None, **kwargs: Any) -> tuple[nn.Module, nn.Module]:
-    reference = fq.quantize(
-        model.eval(),
-        [args or kwargs],
-        qconfig_mapping=mapping,
-        example_inputs=args,
-        example_kwargs=kwargs,
-        engine="reference",
-    )
-    return reference, on_kernels(reference)
 
 
 @pytest.mark.parametrize("groups", [1, 2], ids="groups{}".format)

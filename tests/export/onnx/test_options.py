@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fxquant as fq
-from exact_session import exact_session
+from export.onnx.exporting import Conv, quantize, run
 from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
 
@@ -22,26 +20,6 @@ pytest.importorskip("onnxruntime")
 
 
 pytest.importorskip("onnxscript")
-
-
-def run(path: Path, **feed: Tensor) -> list[Tensor]:
-    session = exact_session(path)
-    return [torch.from_numpy(np.asarray(a)) for a in session.run(None, {k: v.numpy() for k, v in feed.items()})]
-
-
-def quantize(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    return fq.quantize(model.eval(), [args], example_inputs=args, engine="reference", **kwargs)
-
-
-class Conv(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.head = nn.Conv2d(8, 4, 1)
-
-    def forward(self, image: Tensor) -> dict[str, Tensor]:
-        hidden = torch.relu(self.conv(image))
-        return {"boxes": self.head(hidden), "hidden": hidden.mean((2, 3))}
 
 
 def test_image_size_and_batch_stay_open(tmp_path: Path) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fxquant as fq
-from exact_session import exact_session
+from export.onnx.exporting import quantize, run
 from fxquant.numerics.affine import sqnr_db
 
 onnx = pytest.importorskip("onnx")
@@ -22,15 +20,6 @@ pytest.importorskip("onnxruntime")
 
 
 pytest.importorskip("onnxscript")
-
-
-def run(path: Path, **feed: Tensor) -> list[Tensor]:
-    session = exact_session(path)
-    return [torch.from_numpy(np.asarray(a)) for a in session.run(None, {k: v.numpy() for k, v in feed.items()})]
-
-
-def quantize(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    return fq.quantize(model.eval(), [args], example_inputs=args, engine="reference", **kwargs)
 
 
 class TwoParts(nn.Module):

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import fxquant as fq
+from export.onnx.exporting import Conv, quantize
 
 onnx = pytest.importorskip("onnx")
 
 
 pytest.importorskip("onnxscript")
-
-
-def quantize(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    return fq.quantize(model.eval(), [args], example_inputs=args, engine="reference", **kwargs)
-
-
-class Conv(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.head = nn.Conv2d(8, 4, 1)
-
-    def forward(self, image: Tensor) -> dict[str, Tensor]:
-        hidden = torch.relu(self.conv(image))
-        return {"boxes": self.head(hidden), "hidden": hidden.mean((2, 3))}
 
 
 def test_names_come_from_the_signature_and_metadata_is_kept(tmp_path: Path) -> None:
