@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from fxquant.graph.context import Context
 from fxquant.graph.nodes import reads_size, tensor_info
+from fxquant.graph.paths import count_owners
 from fxquant.graph.region import Region
 from fxquant.ops.table import Layout, Op, activation_nodes, argument
 
@@ -55,7 +56,7 @@ def channel_groups(region: Region, context: Context) -> list[ChannelGroup]:
     groups: dict[fx.Node, ChannelGroup] = {}
     joined: dict[fx.Node, list[tuple[fx.Node, int]]] = {}  # concatenations: their parts, and where these begin
     calls = Counter(str(node.target) for node in region.graph.nodes if node.op == "call_module")
-    owners = Counter(id(p) for module in region.modules() for p in module._parameters.values() if p is not None)
+    owners = count_owners(region)
 
     def alone(node: fx.Node) -> str:
         weight = region.get_submodule(str(node.target)).weight

@@ -20,7 +20,7 @@ from fxquant.config.spec import Spec
 from fxquant.graph.context import Context
 from fxquant.graph.nodes import PlainInterpreter, reads_size
 from fxquant.graph.notes import remark
-from fxquant.graph.paths import free_path
+from fxquant.graph.paths import count_owners, free_path
 from fxquant.graph.region import Region, plan_of
 from fxquant.numerics.affine import choose_qparams, fake_quantize
 from fxquant.numerics.fake_quant import FakeQuant
@@ -74,7 +74,7 @@ def _is_norm(region: Region, node: fx.Node) -> bool:
 def _groups(region: Region, context: Context, linears: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     """Layer norms with the linears that take what they make, all of them called once and with weights of their own."""
     calls = Counter(str(node.target) for node in region.graph.nodes if node.op == "call_module")
-    owners = Counter(id(p) for module in region.modules() for p in module._parameters.values() if p is not None)
+    owners = count_owners(region)
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in linears:
         op = context.ops.of_node(node, region)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from torch import Tensor, fx, nn
 from fxquant.config.spec import Spec
 from fxquant.graph.context import Context
 from fxquant.graph.notes import note_of
+from fxquant.graph.paths import count_owners
 from fxquant.graph.region import Region
 from fxquant.ops.table import Op, activation_nodes
 from fxquant.passes.watch import site_of
@@ -45,7 +45,7 @@ class WeightedOp:
 
 def untied_ops(region: Region, context: Context) -> Iterator[WeightedOp]:
     """Yield those whose weight no other module has: integers that are chosen for one op would not be the other's."""
-    owners = Counter(id(p) for module in region.modules() for p in module._parameters.values() if p is not None)
+    owners = count_owners(region)
     return (op for op in weighted_ops(region, context) if owners[id(op.weight)] <= 1)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from fxquant.graph.context import Context, Guard
 from fxquant.graph.hooks import has_forward_hooks
 from fxquant.graph.nodes import only_user, tensor_info
-from fxquant.graph.paths import set_submodule
+from fxquant.graph.paths import count_owners, set_submodule
 from fxquant.graph.region import Region, plan_of
 from fxquant.numerics.weights.fold_norm import BatchNorm, fold_norm
 from fxquant.ops.table import Op
@@ -43,12 +43,7 @@ def find_pairs(region: Region, context: Context) -> list[tuple[fx.Node, fx.Node]
     """(op, batch norm) nodes that may become one; other norms after such an op get the reason, `meta["unfused"]`."""
     allowed, ops, guard = fusion_allowed(region, context), context.ops, context.guard
     calls = Counter(node.target for node in region.graph.nodes if node.op == "call_module")
-    owners = Counter(
-        id(parameter)
-        for _, module in region.named_modules()
-        for parameter in module._parameters.values()
-        if parameter is not None
-    )
+    owners = count_owners(region)
     pairs = []
     for node in region.graph.nodes:
         op = ops.of_node(node, region)

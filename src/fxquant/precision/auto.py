@@ -119,7 +119,7 @@ def assured(
     if not batches or not any(True for _ in regions(converted)):
         return converted
     measure = functools.partial(_measure, float_model, batches=batches)
-    if _is_good(converted, measure):  # as it runs, which is faster than the graph that it is decided by
+    if _runs_well(converted, measure):  # as it runs, which is faster than the graph that it is decided by
         return converted
     try:
         found = measure(reference_of(converted, "quantize"))
@@ -129,7 +129,7 @@ def assured(
     if not found.compared:
         warnings.warn(f"quantize could not compare its result with the float model. {_shapes(found)}", stacklevel=3)
         return converted
-    if found.sqnr >= LOOK and not _broken(found):
+    if _is_good(found):
         return converted
     search = _Search(prepared, batches, engine, convert, measure, budget)
     end = search.run(found) if may_change else found
@@ -139,12 +139,16 @@ def assured(
     return convert(decided, engine) if search.amendments else converted
 
 
-def _is_good(converted: nn.Module, measure: Callable[[nn.Module], Check]) -> bool:
+def _runs_well(converted: nn.Module, measure: Callable[[nn.Module], Check]) -> bool:
     try:
         found = measure(converted)
     except (FxQuantError, RuntimeError, TypeError, ValueError):
         return False  # the graph will tell
-    return bool(found.compared) and found.sqnr >= LOOK and not _broken(found)
+    return bool(found.compared) and _is_good(found)
+
+
+def _is_good(found: Check) -> bool:
+    return found.sqnr >= LOOK and not _broken(found)
 
 
 def _measure(float_model: nn.Module, quantized: nn.Module, *, batches: Sequence[object]) -> Check:
