@@ -23,7 +23,8 @@ from fxquant.engines.onednn.pairs import may_overflow
 
 Extent: TypeAlias = tuple[int, int, tuple[int, ...]]  # rows, width, strides as `emit_gemm` says
 A = TypeVar("A", bound=np.generic)
-_L1, _L2 = 20000, 131072  # bytes of weights, and of input rows, that stay near
+_L1, _L2 = 20000, 524288  # bytes of weights, and of input rows, that stay near
+_FAR, _FEW_TILES = 65536, 64  # bytes of weights that come from afar, and so few tiles that one waits for them
 _LISTED = 2  # vectors of a block whose pairs are chosen: they have to fit in all its channels
 _LONGEST = 1.3  # steps of such a block, of those without choosing, beyond which wider sums are faster
 
@@ -214,14 +215,11 @@ class _Product:
             weight, offsets = _widen_groups(self.weight, self.groups, [grain * machine.floats] * len(tile[0]))
             taps = replace(taps, length=weight.shape[3])
         near = taps.count * taps.quads * 4 * channels * machine.weight_bytes <= _L1
-        spec = Gemm(
-            taps=taps,
-            **_walk(self.extent, tile, finish.out_bytes, machine, near=near, other=self.other),
-            moved=offsets is not None,
-            finish=finish,
-            pairs=pairs,
-            listed=listed,
-        )
+        walk = _walk(self.extent, tile, finish.out_bytes, machine, near=near, other=self.other)
+        spec = Gemm(taps=taps, **walk, moved=offsets is not None, finish=finish, pairs=pairs, listed=listed)
+        far = taps.count * taps.quads * 4 * channels * machine.weight_bytes > _FAR and not listed
+        if far and min(spec.chunk, spec.rows) * spec.tiles_of_row(spec.blocks[0], machine) <= _FEW_TILES:
+            spec = replace(spec, ahead=True)
         return spec, weight.reshape(channels, taps.count, taps.length), offsets
 
 

@@ -73,6 +73,7 @@ class Gemm:
     finish: Finish
     pairs: bool = False  # whether sums of two products fit int16
     listed: bool = False  # they do, as the bytes are paired
+    ahead: bool = False  # weights are far: those of the next block are fetched meanwhile
 
     def runs(self) -> list[tuple[int, int]]:
         """(vectors, how many blocks) for each run of equal blocks."""
@@ -83,6 +84,11 @@ class Gemm:
             else:
                 found.append((vectors, 1))
         return found
+
+    def tiles_of_row(self, vectors: int, machine: Machine) -> int:
+        """Tell how many tiles of that many vectors a row has."""
+        _, count, rest = split_row(self.width, min(self.pixels, machine.most_rows(vectors)))
+        return count + bool(rest)
 
 
 def split_row(width: int, most: int) -> tuple[int, int, int]:
@@ -144,7 +150,8 @@ def _rows(k: Kernel, spec: Gemm, low: str, high: str) -> None:
             out = k.step(k.at("%out", starts[3] * size), place, sizes[2] * size)
             size = 4 if spec.finish.other == "f32" else 1
             other = k.step(k.at("%other", starts[3] * size), place, sizes[2] * size) if spec.finish.other else ""
-            _block_rows(k, spec, vectors, _Block(x, weights, params, out, other), (low, high))
+            ahead = k.at(weights, sizes[0]) if spec.ahead and not spec.listed else ""
+            _block_rows(k, spec, vectors, _Block(x, weights, params, out, other, ahead), (low, high))
 
         first = k.call("llvm.smax.i64", "%n0", str(done))
         last = k.call("llvm.smin.i64", "%n1", str(done + count))
@@ -164,20 +171,25 @@ class _Block:
     params: str
     out: str
     other: str
+    ahead: str = ""  # what to fetch meanwhile
 
-    def moved(self, k: Kernel, index: str, steps: tuple[int, int, int]) -> _Block:
+    def moved(self, k: Kernel, index: str, steps: tuple[int, int, int], ahead: int = 0) -> _Block:
         x, out = k.step(self.x, index, steps[0]), k.step(self.out, index, steps[1])
         other = k.step(self.other, index, steps[2]) if self.other else ""
-        return _Block(x, self.weights, self.params, out, other)
+        return _Block(x, self.weights, self.params, out, other, k.step(self.ahead, index, ahead) if self.ahead else "")
 
 
 def _block_rows(k: Kernel, spec: Gemm, vectors: int, block: _Block, bounds: tuple[str, str]) -> None:
     steps = (spec.in_row, spec.out_row, spec.other_row)
+    fetched = _fetched(spec, vectors, k.machine) * spec.tiles_of_row(vectors, k.machine)
+    low, high = bounds
 
     def row(y: str, width: int) -> None:
-        _row(k, spec, vectors, block.moved(k, y, steps), width)
+        here = block.moved(k, y, steps)
+        if block.ahead:
+            here = replace(here, ahead=k.step(block.ahead, k.value(f"sub i64 {y}, {low}"), fetched))
+        _row(k, spec, vectors, here, width)
 
-    low, high = bounds
     if spec.last == spec.width:
         k.each(low, high, lambda y: row(y, spec.width))
         return
@@ -191,9 +203,10 @@ def _row(k: Kernel, spec: Gemm, vectors: int, block: _Block, width: int) -> None
     pixels, count, rest = split_row(width, min(spec.pixels, k.machine.most_rows(vectors)))
     steps = tuple(pixels * step for step in (spec.in_pixel, spec.out_pixel, spec.other_pixel))
     assert len(steps) == 3
-    k.each(0, count, lambda index: _tile(k, spec, vectors, block.moved(k, index, steps), pixels))
+    ahead = _fetched(spec, vectors, k.machine)
+    k.each(0, count, lambda index: _tile(k, spec, vectors, block.moved(k, index, steps, ahead), pixels))
     if rest:
-        _tile(k, spec, vectors, block.moved(k, str(count), steps), rest)
+        _tile(k, spec, vectors, block.moved(k, str(count), steps, ahead), rest)
 
 
 def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> None:
@@ -205,8 +218,11 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
     def again(sums: list[str]) -> list[Carry]:
         return [replace(carry, start=total) for carry, total in zip(carries, sums, strict=True)]
 
-    def tap(sums: list[str], x: str, weights: str) -> list[str]:
-        return _run(k, spec, vectors, pixels, again(sums), x, weights)
+    fetched = _fetched(spec, vectors, machine) // taps.count
+
+    def tap(sums: list[str], x: str, weights: str, index: str) -> list[str]:
+        ahead = k.step(block.ahead, index, fetched) if block.ahead else ""
+        return _run(k, spec, vectors, pixels, again(sums), (x, weights, ahead))
 
     if spec.listed:
         sums = _steps(k, spec, vectors, pixels, carries, block)
@@ -216,7 +232,7 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
             for index in range(taps.count):
                 y, x = divmod(index, taps.xs)
                 place = k.at(block.x, y * taps.y_step + x * taps.x_step)
-                sums = tap(sums, place, k.at(block.weights, index * run_size))
+                sums = tap(sums, place, k.at(block.weights, index * run_size), str(index))
             return sums
 
         sums = k.loop(0, 1, 1, all_taps, carries, apart=spec.finish.act is not None)
@@ -227,7 +243,8 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
             weight_row = k.step(block.weights, y, taps.xs * run_size)
 
             def one(x: str, sums: list[str]) -> list[str]:
-                return tap(sums, k.step(x_row, x, taps.x_step), k.step(weight_row, x, run_size))
+                index = k.add(k.mul(y, taps.xs), x) if block.ahead else ""
+                return tap(sums, k.step(x_row, x, taps.x_step), k.step(weight_row, x, run_size), index)
 
             return k.loop(0, taps.xs, 1, one, again(sums))
 
@@ -242,11 +259,15 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
         finish(k, spec.finish, sums[pixel * vectors : (pixel + 1) * vectors], affine, places, machine.width)
 
 
-def _run(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry], x: str, weights: str) -> list[str]:
-    """Return the products of one run of bytes."""
+def _run(
+    k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry], places: tuple[str, str, str]
+) -> list[str]:
+    """Return the products of one run of bytes. `places`: the bytes, their weights, and what to fetch meanwhile."""
+    x, weights, ahead = places
     machine, quads = k.machine, spec.taps.quads
     step = vectors * machine.width * machine.weight_bytes
     unroll = quads if quads * len(carries) <= _UNROLLED else 1
+    fetched = _fetched(spec, vectors, machine) // (spec.taps.count * quads)
 
     def body(index: str, sums: list[str]) -> list[str]:
         sums = list(sums)
@@ -256,6 +277,8 @@ def _run(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry],
                 k.weights(k.at(weights_at, turn * step + v * machine.width * machine.weight_bytes), machine.width)
                 for v in range(vectors)
             ]
+            if ahead:
+                k.call("llvm.prefetch.p0", k.step(k.at(ahead, turn * fetched), index, fetched), "0", "2", "1")
             for pixel in range(pixels):
                 quad = k.quad(k.at(x_at, 4 * turn + pixel * spec.in_pixel))
                 for v in range(vectors):
@@ -264,6 +287,13 @@ def _run(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry],
         return sums
 
     return k.loop(0, quads, unroll, body, carries)
+
+
+def _fetched(spec: Gemm, vectors: int, machine: Machine) -> int:
+    """Tell how many bytes of the next block's weights a tile fetches, so that all tiles fetch all of them."""
+    tiles = min(spec.chunk, spec.rows) * spec.tiles_of_row(vectors, machine)
+    in_step = -(-vectors * machine.width * machine.weight_bytes // tiles)
+    return spec.taps.count * spec.taps.quads * in_step
 
 
 def _steps(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry], block: _Block) -> list[str]:

@@ -52,6 +52,7 @@ INTRINSICS: dict[str, Signature] = {
     "llvm.aarch64.neon.sdot.v4i32.v16i8": ("<4 x i32>", ("<4 x i32>", "<16 x i8>", "<16 x i8>")),
     "llvm.aarch64.neon.usdot.v4i32.v16i8": ("<4 x i32>", ("<4 x i32>", "<16 x i8>", "<16 x i8>")),
     "llvm.aarch64.neon.fcvtns.v4i32.v4f32": ("<4 x i32>", ("<4 x float>",)),
+    "llvm.prefetch.p0": ("void", ("ptr", "i32", "i32", "i32")),
     "llvm.memset.p0.i64": ("void", ("ptr", "i8", "i64", "i1")),
     "llvm.memcpy.p0.p0.i64": ("void", ("ptr", "ptr", "i64", "i1")),
     "llvm.smin.i64": ("i64", ("i64", "i64")),
