@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
+from fxquant.engines.runtimes import onnxruntime
 from fxquant.engines.runtimes.onnxruntime import OnnxRuntime
 from fxquant.numerics.affine import sqnr_db
 from runtime_agreement import check_agreement
@@ -47,6 +49,22 @@ def test_a_result_is_not_overwritten_by_the_next_call() -> None:
     kept = first.clone()
     engine(x + 1)
     assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_sums_are_asked_to_be_exact_where_pairs_overflow(pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact kernels are several times slower. Fusions stay, also of weights that share a zero point."""
+    monkeypatch.setattr(onnxruntime, "overflows", lambda: pairs)
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval(), torch.randn(1, 3, 8, 8)
+    reference = fq.quantize(model, [x], engine="reference")
+    engine = OnnxRuntime(reference, x)
+    assert sqnr_db(reference(x), engine(x)) > 40
+    options = engine._session[0].get_session_options()
+    with contextlib.nullcontext() if pairs else pytest.raises(RuntimeError, match="does not have"):
+        options.get_session_config_entry("session.x64quantprecision")
+    import onnxruntime as ort
+
+    assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 
 
 def test_follows_the_threads_of_torch() -> None:

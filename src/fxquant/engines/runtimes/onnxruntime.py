@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
+from fxquant.engines.onednn.pairs import overflows
 from fxquant.engines.runtimes.runtime import Array, Runtime
 
 if TYPE_CHECKING:
@@ -28,11 +29,13 @@ class OnnxRuntime(Runtime["_Session"]):
     def _adapt(self, graph: ir.Model) -> None:
         from onnx_ir.passes import common
 
-        from fxquant.engines.runtimes.wide import has_wide_products
+        from fxquant.engines.runtimes.wide import has_wide_products, part_weights
         from fxquant.export.onnx.loop_constants import move_weights_before_loops
 
-        self.wide = has_wide_products(graph.graph)
+        self.wide = overflows() and has_wide_products(graph.graph)
         move_weights_before_loops(graph.graph)
+        if self.wide:
+            part_weights(graph.graph)
         common.RemoveUnusedNodesPass()(graph)
 
     def _open(self, threads: int) -> _Session:
@@ -53,7 +56,7 @@ class OnnxRuntime(Runtime["_Session"]):
         except Exception as error:
             if not self.wide:
                 raise
-            # its rewrite to unsigned weights fails on some that are used twice; without fusions all is right, in float
+            # its rewrite to unsigned weights fails on some; without fusions all is right, in float
             log.info("onnxruntime multiplies in float: %s", str(error).strip())
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
             session = self._session_with(options)

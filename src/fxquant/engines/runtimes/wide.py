@@ -43,6 +43,24 @@ def _integers_behind(value: ir.Value | None) -> ir.Node | None:
     return found
 
 
+def part_weights(graph: ir.Graph) -> None:
+    """Give each dequantize of a constant integers and a zero point of its own.
+
+    ONNX Runtime makes both unsigned for each of them, and refuses a constant that it has replaced already.
+    """
+    taken: set[ir.Value] = set()
+    for node in list(graph.all_nodes()):
+        if node.op_type != "DequantizeLinear" or node.graph is not graph or value_of(node.inputs[0]) is None:
+            continue
+        for place in (0, 2):
+            value = node.inputs[place] if place < len(node.inputs) else None
+            if value is None or (array := value_of(value)) is None:
+                continue
+            if value in taken:
+                node.replace_input_with(place, add_initializer(graph, f"{value.name}_again", array))
+            taken.add(value)
+
+
 def multiply_in_float(graph: ir.Graph) -> None:
     """Give these products an operand in float, with which runtimes multiply in float: the same sums, more slowly."""
     made: set[ir.Node] = set()
