@@ -37,3 +37,17 @@ def test_sums_that_float32_cannot_count_are_noted() -> None:
     x = torch.randn(4, 8192)
     model = converted(nn.Sequential(nn.Linear(8192, 4)), x, "npu")
     assert any("beyond the 2^24" in note for note in fq.integer_reference(model).notes)
+
+
+def test_average_pools_with_the_factors_of_the_hardware_keep_their_bits() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 21, 21)
+    pools = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AvgPool2d(3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 4, 1))
+    model = converted(pools, x, "xint8")
+    assert {0.984375, 1029 / 1024} <= {node.args[1] for node in model.graph.nodes if "mul" in node.name}
+    reference = fq.integer_reference(model)
+    assert reference.notes == ()
+    with torch.no_grad():
+        assert (reference(8 * x) == model(8 * x).numpy()).all()
+    unrounded = fq.integer_reference(converted(pools[:2], x, "xint8"))
+    assert len(unrounded.notes) == 1 and "leaves the model as floats" in unrounded.notes[0]

@@ -8,6 +8,7 @@ The batch stays open where the graph lets it. Other sizes are those of the examp
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from fxquant.integers.read_common import Weight
 from fxquant.integers.read_elementwise import pointwise
 from fxquant.integers.read_ops import READ
 from fxquant.integers.reader import Reader, fractions, name_of, on_grid
+from fxquant.integers.scales import position_of
 from fxquant.integers.values import Curve, Input, Whole
 
 _LARGE = 2**31
@@ -202,9 +204,16 @@ def _along(zero: Tensor, values: Tensor, axis: int | None) -> Tensor:
     return zero.to(torch.int32).reshape(shape)
 
 
+def _odd_times_power(scale: Fraction) -> bool:
+    """Tell whether a scale is k * 2^-p for an odd k that is not 1: a product that came after a sum."""
+    return position_of(scale) is None and position_of(Fraction(1, scale.denominator)) is not None
+
+
 def _output(reader: Reader, node: fx.Node) -> Port:
     value = reader.found[node]
     whole = reader.whole(node, value)
+    if whole.grid is None and any(_odd_times_power(scale) for scale in whole.scale):
+        reader.note(f"{name_of(node)!r} leaves the model as floats that are products: float32 rounds these on the way")
     low, high = (-_LARGE, _LARGE - 1) if whole.grid is None else (whole.grid.low, whole.grid.high)
     return Port(
         name=name_of(node),

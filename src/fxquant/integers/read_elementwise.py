@@ -13,6 +13,7 @@ from fxquant.integers.reader import Reader, fractions
 from fxquant.integers.scales import places_of, position_of
 from fxquant.integers.values import Curve, Value, Whole
 
+_PRODUCTS = (torch.ops.aten.mul.Tensor, torch.ops.aten.mul_.Tensor)
 SLOPE = 8  # binary places of a slope where the scales are no powers of two
 
 
@@ -95,7 +96,19 @@ def pointwise(reader: Reader, node: fx.Node, at: Args) -> Value:
     if isinstance(source, Curve):
         return Curve(source=source.source, nodes=(*source.nodes, node))
     if source.grid is None:
+        number = at.get("other")
+        if node.target in _PRODUCTS and isinstance(number, (int, float)) and number > 0:
+            return _times(reader, node, source, number)
         reader.refuse(
             node, "it is a curve of sums that are not rounded; a target with no such curve in kernels rounds them"
         )
     return Curve(source=source, nodes=(node,))
+
+
+def _times(reader: Reader, node: fx.Node, x: Whole, number: float) -> Whole:
+    """Return sums times a number, such as an average pool's factor, before they are rounded: they have another scale.
+
+    Of a pool, float32 rounds that number and the division once each, which leaves ties ties.
+    """
+    x, factor = reader.centered(node, x), fractions(torch.tensor([number], dtype=torch.float32))[0]
+    return Whole(tensor=x.tensor, scale=tuple(each * factor for each in x.scale), axis=x.axis, zero=0, bound=x.bound)
