@@ -117,8 +117,14 @@ def test_the_kernel_sums_exactly(case: tuple[Gemm, str, int]) -> None:
     kernel = gemm.emit("listed", spec, AVX2)
     kernel.lines[0] = kernel.lines[0].replace("define internal", "define")
     library = Libraries().load([kernel], machine)
-    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, *[ctypes.c_int64] * 4)(library.address("listed"))
-    call(*(array.ctypes.data for array in (x, packed, params, out, out)), 0, spec.rows, 0, len(spec.blocks))
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 7, *[ctypes.c_int64] * 4)(library.address("listed"))
+    call(
+        *(array.ctypes.data for array in (x, packed, params, out, out, packed, packed)),
+        0,
+        spec.rows,
+        0,
+        len(spec.blocks),
+    )
     made = out.reshape(spec.rows, spec.width, channels)
     for y in range(spec.rows):
         for pixel in range(spec.last if y == spec.rows - 1 else spec.width):

@@ -24,7 +24,6 @@ from fxquant.engines.onednn.pairs import may_overflow
 Extent: TypeAlias = tuple[int, int, tuple[int, ...]]  # rows, width, strides as `emit_gemm` says
 A = TypeVar("A", bound=np.generic)
 _L1, _L2 = 20000, 524288  # bytes of weights, and of input rows, that stay near
-_FAR, _FEW_TILES = 65536, 64  # bytes of weights that come from afar, and so few tiles that one waits for them
 _LISTED = 2  # vectors of a block whose pairs are chosen: they have to fit in all its channels
 _LONGEST = 1.3  # steps of such a block, of those without choosing, beyond which wider sums are faster
 
@@ -217,9 +216,6 @@ class _Product:
         near = taps.count * taps.quads * 4 * channels * machine.weight_bytes <= _L1
         walk = _walk(self.extent, tile, finish.out_bytes, machine, near=near, other=self.other)
         spec = Gemm(taps=taps, **walk, moved=offsets is not None, finish=finish, pairs=pairs, listed=listed)
-        far = taps.count * taps.quads * 4 * channels * machine.weight_bytes > _FAR and not listed
-        if far and min(spec.chunk, spec.rows) * spec.tiles_of_row(spec.blocks[0], machine) <= _FEW_TILES:
-            spec = replace(spec, ahead=True)
         return spec, weight.reshape(channels, taps.count, taps.length), offsets
 
 
@@ -263,7 +259,7 @@ def emit_gemm(
     reader.emit(
         gemm.emit,
         spec,
-        (pointer(x), packed, params, pointer(out), pointer(other) if other is not None else params),
+        (pointer(x), packed, params, pointer(out), pointer(other) if other is not None else params, packed, packed),
         [*reads, *((other,) if other is not None else ())],
         out,
         rows=spec.rows,

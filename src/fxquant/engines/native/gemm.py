@@ -13,6 +13,9 @@ of their own in the input (groups): their offsets come with their scales.
 may have all 8 bits. A block has a list of steps: which 16 bytes are loaded, and which four of them are multiplied.
 
     weights   [block](list, weights, count)   [block]{[step](offset, places)   [step][vectors][elements][4]}
+
+Weights of later products come from far away. The bytes from `ahead` to `until`, which ahead.py chooses, are asked for
+while this product is computed, a few with each step of its sums.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from fxquant.engines.native.vector import Kernel
 _UNROLLED = 120  # dot products that are written out
 OFFSET_BYTES = 64
 ENTRY_BYTES = 32  # of the table of lists
+LINE = 64  # bytes that are loaded from memory at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +77,19 @@ class Gemm:
     finish: Finish
     pairs: bool = False  # whether sums of two products fit int16
     listed: bool = False  # they do, as the bytes are paired
-    ahead: bool = False  # weights are far: those of the next block are fetched meanwhile
+
+    def steps(self, machine: Machine) -> int:
+        """Steps of the sums of all tiles, with each of which a line of memory can be asked for."""
+        if self.listed:
+            return 0
+        return (
+            self.rows * sum(self.tiles(vectors, machine) for vectors in self.blocks) * self.taps.count * self.taps.quads
+        )
+
+    def tiles(self, vectors: int, machine: Machine) -> int:
+        """Tiles of a row."""
+        _, count, rest = split_row(self.width, min(self.pixels, machine.most_rows(vectors)))
+        return count + bool(rest)
 
     def runs(self) -> list[tuple[int, int]]:
         """(vectors, how many blocks) for each run of equal blocks."""
@@ -84,11 +100,6 @@ class Gemm:
             else:
                 found.append((vectors, 1))
         return found
-
-    def tiles_of_row(self, vectors: int, machine: Machine) -> int:
-        """Tell how many tiles of that many vectors a row has."""
-        _, count, rest = split_row(self.width, min(self.pixels, machine.most_rows(vectors)))
-        return count + bool(rest)
 
 
 def split_row(width: int, most: int) -> tuple[int, int, int]:
@@ -108,19 +119,40 @@ def split_row(width: int, most: int) -> tuple[int, int, int]:
 
 def emit(name: str, spec: Gemm, machine: Machine) -> Kernel:
     """The kernel: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
-    k = Kernel(name, ("x", "weights", "params", "out", "other"), machine.for_pairs(spec.pairs))
+    k = Kernel(name, ("x", "weights", "params", "out", "other", "ahead", "until"), machine.for_pairs(spec.pairs))
+    ahead = _begin_ahead(k, spec)
     if spec.chunk >= spec.rows:
-        _rows(k, spec, "%y0", "%y1")
+        _rows(k, spec, "%y0", "%y1", ahead)
     else:
 
         def chunk(y: str) -> None:
-            _rows(k, spec, y, k.call("llvm.smin.i64", k.add(y, spec.chunk), "%y1"))
+            _rows(k, spec, y, k.call("llvm.smin.i64", k.add(y, spec.chunk), "%y1"), ahead)
 
         k.each("%y0", "%y1", chunk, spec.chunk)
     return k
 
 
-def _rows(k: Kernel, spec: Gemm, low: str, high: str) -> None:
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """By how many bytes a step, a tile, and a row of a block, move on in what is asked for."""
+
+    step: str
+    tile: str
+    row: str
+
+
+def _begin_ahead(k: Kernel, spec: Gemm) -> _Ahead:
+    """Spread what is to be asked for over all steps of this call."""
+    steps, tiles = spec.taps.count * spec.taps.quads, spec.tiles(spec.blocks[0], k.machine)
+    first, last = (k.value(f"ptrtoint ptr {name} to i64") for name in ("%ahead", "%until"))
+    size = k.add(k.value(f"sub i64 {last}, {first}"), -1)
+    rows, blocks = (k.value(f"sub i64 {high}, {low}") for high, low in (("%y1", "%y0"), ("%n1", "%n0")))
+    turns = k.call("llvm.smax.i64", k.mul(k.value(f"mul i64 {rows}, {blocks}"), tiles * steps), "1")
+    step = k.call("llvm.smin.i64", k.add(k.value(f"sdiv i64 {size}, {turns}"), 1), str(LINE))
+    return _Ahead(step, k.mul(step, steps), k.mul(step, tiles * steps))
+
+
+def _rows(k: Kernel, spec: Gemm, low: str, high: str, ahead: _Ahead) -> None:
     """All blocks of channels in a range of rows."""
     machine = k.machine
     done = weights_at = channels_at = 0
@@ -150,8 +182,11 @@ def _rows(k: Kernel, spec: Gemm, low: str, high: str) -> None:
             out = k.step(k.at("%out", starts[3] * size), place, sizes[2] * size)
             size = 4 if spec.finish.other == "f32" else 1
             other = k.step(k.at("%other", starts[3] * size), place, sizes[2] * size) if spec.finish.other else ""
-            ahead = k.at(weights, sizes[0]) if spec.ahead and not spec.listed else ""
-            _block_rows(k, spec, vectors, _Block(x, weights, params, out, other, ahead), (low, high))
+            before = k.value(f"mul i64 {k.value(f'sub i64 {low}, %y0')}, {k.value('sub i64 %n1, %n0')}")
+            here = k.value(f"mul i64 {k.value(f'sub i64 {index}, %n0')}, {k.value(f'sub i64 {high}, {low}')}")
+            rows = k.value(f"sub i64 {k.value(f'add i64 {before}, {here}')}, {low}")
+            asked = k.at("%ahead", k.value(f"mul i64 {rows}, {ahead.row}"))
+            _block_rows(k, spec, vectors, _Block(x, weights, params, out, other, asked, ahead), (low, high))
 
         first = k.call("llvm.smax.i64", "%n0", str(done))
         last = k.call("llvm.smin.i64", "%n1", str(done + count))
@@ -164,32 +199,30 @@ def _rows(k: Kernel, spec: Gemm, low: str, high: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Addresses of a block of channels; `x`, `out` and `other` of the pixel that is next."""
+    """Addresses of a block of channels; `x`, `out` and `other` of the pixel that is next, `asked` for the next step."""
 
     x: str
     weights: str
     params: str
     out: str
     other: str
-    ahead: str = ""  # what to fetch meanwhile
+    asked: str
+    ahead: _Ahead
 
-    def moved(self, k: Kernel, index: str, steps: tuple[int, int, int], ahead: int = 0) -> _Block:
+    def moved(self, k: Kernel, index: str, steps: tuple[int, int, int], ahead: str) -> _Block:
         x, out = k.step(self.x, index, steps[0]), k.step(self.out, index, steps[1])
         other = k.step(self.other, index, steps[2]) if self.other else ""
-        return _Block(x, self.weights, self.params, out, other, k.step(self.ahead, index, ahead) if self.ahead else "")
+        asked = self.asked if index == "0" else k.at(self.asked, k.value(f"mul i64 {index}, {ahead}"))
+        return replace(self, x=x, out=out, other=other, asked=asked)
 
 
 def _block_rows(k: Kernel, spec: Gemm, vectors: int, block: _Block, bounds: tuple[str, str]) -> None:
     steps = (spec.in_row, spec.out_row, spec.other_row)
-    fetched = _fetched(spec, vectors, k.machine) * spec.tiles_of_row(vectors, k.machine)
-    low, high = bounds
 
     def row(y: str, width: int) -> None:
-        here = block.moved(k, y, steps)
-        if block.ahead:
-            here = replace(here, ahead=k.step(block.ahead, k.value(f"sub i64 {y}, {low}"), fetched))
-        _row(k, spec, vectors, here, width)
+        _row(k, spec, vectors, block.moved(k, y, steps, block.ahead.row), width)
 
+    low, high = bounds
     if spec.last == spec.width:
         k.each(low, high, lambda y: row(y, spec.width))
         return
@@ -203,26 +236,24 @@ def _row(k: Kernel, spec: Gemm, vectors: int, block: _Block, width: int) -> None
     pixels, count, rest = split_row(width, min(spec.pixels, k.machine.most_rows(vectors)))
     steps = tuple(pixels * step for step in (spec.in_pixel, spec.out_pixel, spec.other_pixel))
     assert len(steps) == 3
-    ahead = _fetched(spec, vectors, k.machine)
-    k.each(0, count, lambda index: _tile(k, spec, vectors, block.moved(k, index, steps, ahead), pixels))
+    k.each(0, count, lambda index: _tile(k, spec, vectors, block.moved(k, index, steps, block.ahead.tile), pixels))
     if rest:
-        _tile(k, spec, vectors, block.moved(k, str(count), steps, ahead), rest)
+        _tile(k, spec, vectors, block.moved(k, str(count), steps, block.ahead.tile), rest)
 
 
 def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> None:
     machine, taps = k.machine, spec.taps
     run_size = taps.quads * vectors * machine.width * machine.weight_bytes
     carries = [Carry(type=f"<{machine.floats} x i32>", start=spec.finish.start)] * (pixels * vectors)
+    if not spec.listed:
+        carries.append(Carry(type="ptr", start=block.asked))
     sums = [carry.start for carry in carries]
 
     def again(sums: list[str]) -> list[Carry]:
         return [replace(carry, start=total) for carry, total in zip(carries, sums, strict=True)]
 
-    fetched = _fetched(spec, vectors, machine) // taps.count
-
-    def tap(sums: list[str], x: str, weights: str, index: str) -> list[str]:
-        ahead = k.step(block.ahead, index, fetched) if block.ahead else ""
-        return _run(k, spec, vectors, pixels, again(sums), (x, weights, ahead))
+    def tap(sums: list[str], x: str, weights: str) -> list[str]:
+        return _run(k, spec, (vectors, pixels, block.ahead.step), again(sums), x, weights)
 
     if spec.listed:
         sums = _steps(k, spec, vectors, pixels, carries, block)
@@ -232,7 +263,7 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
             for index in range(taps.count):
                 y, x = divmod(index, taps.xs)
                 place = k.at(block.x, y * taps.y_step + x * taps.x_step)
-                sums = tap(sums, place, k.at(block.weights, index * run_size), str(index))
+                sums = tap(sums, place, k.at(block.weights, index * run_size))
             return sums
 
         sums = k.loop(0, 1, 1, all_taps, carries, apart=spec.finish.act is not None)
@@ -243,8 +274,7 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
             weight_row = k.step(block.weights, y, taps.xs * run_size)
 
             def one(x: str, sums: list[str]) -> list[str]:
-                index = k.add(k.mul(y, taps.xs), x) if block.ahead else ""
-                return tap(sums, k.step(x_row, x, taps.x_step), k.step(weight_row, x, run_size), index)
+                return tap(sums, k.step(x_row, x, taps.x_step), k.step(weight_row, x, run_size))
 
             return k.loop(0, taps.xs, 1, one, again(sums))
 
@@ -259,15 +289,12 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
         finish(k, spec.finish, sums[pixel * vectors : (pixel + 1) * vectors], affine, places, machine.width)
 
 
-def _run(
-    k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry], places: tuple[str, str, str]
-) -> list[str]:
-    """Return the products of one run of bytes. `places`: the bytes, their weights, and what to fetch meanwhile."""
-    x, weights, ahead = places
+def _run(k: Kernel, spec: Gemm, tile: tuple[int, int, str], carries: list[Carry], x: str, weights: str) -> list[str]:
+    """Return the products of one run of bytes. `tile`: vectors, pixels, bytes to ask for with each step."""
     machine, quads = k.machine, spec.taps.quads
+    vectors, pixels, ahead = tile
     step = vectors * machine.width * machine.weight_bytes
-    unroll = quads if quads * len(carries) <= _UNROLLED else 1
-    fetched = _fetched(spec, vectors, machine) // (spec.taps.count * quads)
+    unroll = quads if quads * pixels * vectors <= _UNROLLED else 1
 
     def body(index: str, sums: list[str]) -> list[str]:
         sums = list(sums)
@@ -277,23 +304,16 @@ def _run(
                 k.weights(k.at(weights_at, turn * step + v * machine.width * machine.weight_bytes), machine.width)
                 for v in range(vectors)
             ]
-            if ahead:
-                k.call("llvm.prefetch.p0", k.step(k.at(ahead, turn * fetched), index, fetched), "0", "2", "1")
             for pixel in range(pixels):
                 quad = k.quad(k.at(x_at, 4 * turn + pixel * spec.in_pixel))
                 for v in range(vectors):
                     place = pixel * vectors + v
                     sums[place] = k.dot(sums[place], quad, loaded[v], machine.width)
+            k.call("llvm.prefetch.p0", sums[-1], "0", "2", "1")
+            sums[-1] = k.at(sums[-1], ahead)
         return sums
 
     return k.loop(0, quads, unroll, body, carries)
-
-
-def _fetched(spec: Gemm, vectors: int, machine: Machine) -> int:
-    """Tell how many bytes of the next block's weights a tile fetches, so that all tiles fetch all of them."""
-    tiles = min(spec.chunk, spec.rows) * spec.tiles_of_row(vectors, machine)
-    in_step = -(-vectors * machine.width * machine.weight_bytes // tiles)
-    return spec.taps.count * spec.taps.quads * in_step
 
 
 def _steps(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry], block: _Block) -> list[str]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from fxquant.capture import guards
+from fxquant.engines.native.ahead import ask_ahead
 from fxquant.engines.native.lazy import Outside
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.plan import place
@@ -109,7 +110,7 @@ class Program:
         self.machine = reader.machine
         self.region = reader.region
         self.graph = reader.graph
-        self.plan = place(reader.ops)
+        self.plan = place(ask_ahead(reader.ops, reader.constants.size, self.machine))
         self.levels = sorted({op.level for op in self.plan.ops})
         self.name, self.library = libraries.of_plan(self.plan, self.machine)
         address = self.library.address
