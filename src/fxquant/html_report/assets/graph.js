@@ -7,8 +7,9 @@ let colourBy = "precision", chosen = null;
 for (const side of ["float", "int8"]) for (const box of DATA.graphs[side].nodes) BOXES[side].set(box.id, box);
 
 /* Runs in a worker. Where all paths go through one node the graph is cut, and dagre lays out the parts between, which takes
-   time that grows with the size of the parts; arrows that go very far are not laid out. */
-function layout(dagre, nodes, edges, width, height) {
+   time that grows with the size of the parts; arrows that go very far are not laid out. Parts of the same form, such as the
+   blocks of a net, are laid out once: `known` has them by their arrows. */
+function layout(dagre, nodes, edges, width, height, known) {
   const after = new Map(nodes.map((id) => [id, []])), open = new Map(nodes.map((id) => [id, 0])), rank = new Map(nodes.map((id, i) => [id, i]));
   for (const [from, to] of edges) { after.get(from).push(to); open.set(to, open.get(to) + 1); }
   const order = [], ready = nodes.filter((id) => !open.get(id));
@@ -41,18 +42,26 @@ function layout(dagre, nodes, edges, width, height) {
     }
   }
   function part(a, b, inside, left, top) {
+    const form = `${b - a}:${inside.map(([from, to]) => `${from - a},${to - a}`).join(" ")}`;
+    if (!known.has(form)) known.set(form, lay(b - a, inside.map(([from, to]) => [from - a, to - a])));
+    const { places, lines } = known.get(form);
+    places.forEach(([dx, dy], i) => { positions[order[a + i]] = [left + dx, top + dy]; });
+    for (const [from, to, points] of lines) bends[`${order[a + from]}>${order[a + to]}`] = points.map(([dx, dy]) => [left + dx, top + dy]);
+  }
+  function lay(last, inside) { /* where nodes 0..last are, and where arrows bend, as seen from node 0 */
     const graph = new dagre.graphlib.Graph();
-    graph.setGraph({ nodesep: 22, ranksep: 26, edgesep: 12, ranker: b - a > 60 ? "longest-path" : "network-simplex" });
+    graph.setGraph({ nodesep: 22, ranksep: 26, edgesep: 12, ranker: last > 60 ? "longest-path" : "network-simplex" });
     graph.setDefaultEdgeLabel(() => ({}));
-    for (let i = a; i <= b; i++) graph.setNode(String(i), { width, height });
+    for (let i = 0; i <= last; i++) graph.setNode(String(i), { width, height });
     for (const [from, to] of inside) graph.setEdge(String(from), String(to));
     dagre.layout(graph);
-    const start = graph.node(String(a)), dx = left - start.x, dy = top - start.y;
-    for (let i = a; i <= b; i++) { const node = graph.node(String(i)); positions[order[i]] = [node.x + dx, node.y + dy]; }
+    const { x, y } = graph.node("0"), places = [], lines = [];
+    for (let i = 0; i <= last; i++) { const node = graph.node(String(i)); places.push([node.x - x, node.y - y]); }
     for (const [from, to] of inside) {
-      const points = graph.edge(String(from), String(to)).points.slice(1, -1).map((p) => [p.x + dx, p.y + dy]);
-      if (points.length > 1) bends[`${order[from]}>${order[to]}`] = points;
+      const points = graph.edge(String(from), String(to)).points.slice(1, -1).map((p) => [p.x - x, p.y - y]);
+      if (points.length > 1) lines.push([from, to, points]);
     }
+    return { places, lines };
   }
   if (order.length) { positions[order[0]] = [0, 0]; place(0, order.length - 1, 80, 0, 0); }
   return { positions, bends };
@@ -60,10 +69,10 @@ function layout(dagre, nodes, edges, width, height) {
 
 /* Runs in a worker, too. Regions have no arrows between them: each is laid out by itself, one below the other. */
 function layoutRegions(layout, dagre, regions, edges, width, height) {
-  const found = { positions: {}, bends: {} }, regionOf = new Map(regions.flatMap((ids, i) => ids.map((id) => [id, i])));
+  const known = new Map(), found = { positions: {}, bends: {} }, regionOf = new Map(regions.flatMap((ids, i) => ids.map((id) => [id, i])));
   let below = 0;
   regions.forEach((ids, i) => {
-    const { positions, bends } = layout(dagre, ids, edges.filter(([from]) => regionOf.get(from) === i), width, height);
+    const { positions, bends } = layout(dagre, ids, edges.filter(([from]) => regionOf.get(from) === i), width, height, known);
     const ys = ids.map((id) => positions[id][1]), shift = below - Math.min(...ys);
     for (const id of ids) found.positions[id] = [positions[id][0], positions[id][1] + shift];
     for (const [key, points] of Object.entries(bends)) found.bends[key] = points.map(([x, y]) => [x, y + shift]);
@@ -141,7 +150,7 @@ function buildView(side, found) {
     return { data };
   });
   const view = cytoscape({
-    container: at(`graph-${side}`), elements: { nodes, edges }, style: look(), layout: { name: "preset" }, minZoom: 0.02, maxZoom: 3, boxSelectionEnabled: false,
+    container: at(`graph-${side}`), elements: { nodes, edges }, style: look(), layout: { name: "preset", fit: false }, minZoom: 0.02, maxZoom: 3, boxSelectionEnabled: false,
     autoungrabify: true, hideEdgesOnViewport: nodes.length > 400, textureOnViewport: nodes.length > 400, pixelRatio: "auto",
   });
   view.on("tap", "node[fill]", (event) => select(event.target.id(), false, side));
@@ -152,17 +161,21 @@ function buildView(side, found) {
   if (chosen) mark();
 }
 
-/* The top of the graph, as large as can be read; small graphs as a whole. */
+/* The top of the graph, as large as can be read; small graphs as a whole. The frame is that of the places: what Cytoscape
+   would find asks for the sizes of all labels first. */
 function startAt(side) {
-  const view = views[side], box = view.elements().boundingBox();
-  view.fit(undefined, 24);
-  if (view.zoom() < 0.62 && box.h > box.w) {
-    view.zoom(Math.min(0.85, (view.width() - 32) / box.w, 0.85) < 0.45 ? 0.6 : Math.min(0.85, (view.width() - 32) / box.w));
-    const first = view.nodes("[fill]")[0].position();
-    view.pan({ x: view.width() / 2 - first.x * view.zoom(), y: (REGIONS.length > 1 ? 76 : 40) - (first.y - HEIGHT / 2) * view.zoom() });
+  const view = views[side], places = view.nodes("[fill]").map((node) => node.position()), room = REGIONS.length > 1 ? 40 : 0;
+  const [left, top] = [Math.min(...places.map((p) => p.x)) - WIDTH / 2, Math.min(...places.map((p) => p.y)) - HEIGHT / 2 - room];
+  const width = Math.max(...places.map((p) => p.x)) + WIDTH / 2 - left, height = Math.max(...places.map((p) => p.y)) + HEIGHT / 2 - top;
+  const whole = Math.min((view.width() - 48) / width, (view.height() - 48) / height);
+  if (whole >= 0.62 || height <= width) {
+    const zoom = Math.min(whole, 1.4);
+    view.viewport({ zoom, pan: { x: view.width() / 2 - (left + width / 2) * zoom, y: view.height() / 2 - (top + height / 2) * zoom } });
+    return;
   }
+  const wide = Math.min(0.85, (view.width() - 32) / width), zoom = wide < 0.45 ? 0.6 : wide;
+  view.viewport({ zoom, pan: { x: view.width() / 2 - places[0].x * zoom, y: 24 - top * zoom } });
 }
-
 
 function select(id, move, side) {
   chosen = id === null ? null : { id, side: side || "int8" };
