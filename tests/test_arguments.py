@@ -50,6 +50,23 @@ def test_what_cannot_be_ignored() -> None:
         fq.quantize(net(), data, qconfig_mapping=lambda *site: None, ignore=["2"])
 
 
+def test_a_module_is_ignored_by_its_path() -> None:
+    with pytest.raises(fq.ConfigError, match=r"Give its path .* or its class, Linear\."):
+        fq.quantize(net(), [torch.randn(2, 4)], ignore=[nn.Linear(4, 4)])
+
+
+@pytest.mark.parametrize(("given", "told"), [("x86", r"mapping\('x86'\)"), (None, r"mapping\(\)"), (3, "int is not")])
+def test_what_is_no_mapping_is_told_what_is(given: object, told: str) -> None:
+    with pytest.raises(fq.ConfigError, match=told):
+        fq.prepare_fx(net(), given, (torch.randn(2, 4),))
+
+
+def test_quantize_names_itself_where_a_model_is_quantized_already() -> None:
+    quantized = fq.quantize(net(), [torch.randn(2, 4)], engine="reference")
+    with pytest.raises(fq.StageError, match="quantize got a model that is already converted"):
+        fq.quantize(quantized, [torch.randn(2, 4)])
+
+
 def test_nothing_in_int8_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="nothing in Sequential will be quantized"):
         fq.prepare_fx(net(), fq.QConfigMapping(), (torch.randn(2, 4),))

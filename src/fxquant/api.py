@@ -11,7 +11,7 @@ from torch import nn
 from fxquant.algorithms import Algorithm
 from fxquant.algorithms.efforts import Effort, by_effort
 from fxquant.archive.archive import read_archive, write_archive
-from fxquant.arguments import check_calibrated, either, read_examples, without
+from fxquant.arguments import check_calibrated, either, read_examples, refuse_prepared, without
 from fxquant.capture import Method, Sizes
 from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.compare import evaluating
@@ -25,6 +25,7 @@ from fxquant.engines.table import as_engine
 from fxquant.errors import ArchiveError, ConfigError, FxQuantError
 from fxquant.flows.calibrate import as_example, calibrate, peek
 from fxquant.flows.decide import decide
+from fxquant.graph.given import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
 from fxquant.precision.auto import Precision, assured, check_precision, keep_first
 from fxquant.precision.eaten import find_eaten, warn_eaten
@@ -90,6 +91,7 @@ def quantize(
         torch.Size([2, 4])
     """
     model = as_plain(model, "quantize", training=False)
+    refuse_prepared(model, "quantize")
     example, data = _example(model, calibration_data, example_inputs, example_kwargs)
     check_engine(engine)
     check_precision(precision, budget)
@@ -195,6 +197,7 @@ def save(model: nn.Module, path: str | Path) -> Path:
         >>> fq.save(fq.quantize(model, loader), "net.fq").name
         'net.fq'
     """
+    refuse_other(model, "save")
     target = Path(path)
     warn_of_lost_hooks(model, "save")
     write_archive(model, target)

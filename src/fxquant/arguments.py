@@ -56,6 +56,9 @@ def without(qconfig_mapping: object, ignore: Iterable[object]) -> object:
         raise ConfigError("ignore goes with a mapping, not with callables: let those return 'float'.")
     mapping = copy.deepcopy(rules.mapping)
     for entry in entries:
+        if isinstance(entry, nn.Module):
+            name = type(entry).__name__
+            raise ConfigError(f"ignore has a module. Give its path in the model, such as 'head', or its class, {name}.")
         if isinstance(entry, str):
             mapping.set_module_name(entry, None)
         else:

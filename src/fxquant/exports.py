@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -12,6 +13,7 @@ from fxquant.export.encodings import export_json as _export_json
 from fxquant.export.executorch.export import export_executorch as _export_executorch
 from fxquant.export.onnx.export import export_onnx as _export_onnx
 from fxquant.export.pt2 import export_pt2 as _export_pt2
+from fxquant.graph.given import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
 from fxquant.graph.region import Stage, regions, stage_of
 from fxquant.integers.dump import dump_integers as _dump_integers
@@ -27,11 +29,15 @@ def converted(model: nn.Module) -> nn.Module:
     return convert_to_reference_fx(model) if Stage.PREPARED in stages else model
 
 
-def _of_any_stage(call: _Call) -> _Call:
+def _of_any_stage(call: _Call, *, also: tuple[type, ...] = ()) -> _Call:
+    """Let a call take a model of any stage, or one of the other types that it knows."""
+
     @functools.wraps(call)
     def convert_and_call(model: nn.Module, *args: object, **kwargs: object) -> object:
+        if not isinstance(model, also):
+            refuse_other(model, call.__name__)
         found = converted(model)
-        if isinstance(found, nn.Module):  # and not the path of a dump
+        if isinstance(found, nn.Module):
             warn_of_lost_hooks(found, call.__name__)
         return call(found, *args, **kwargs)
 
@@ -43,4 +49,4 @@ export_executorch = _of_any_stage(_export_executorch)
 export_json = _of_any_stage(_export_json)
 export_onnx = _of_any_stage(_export_onnx)
 export_pt2 = _of_any_stage(_export_pt2)
-integer_reference = _of_any_stage(_integer_reference)
+integer_reference = _of_any_stage(_integer_reference, also=(str, os.PathLike))  # of a dump

@@ -134,8 +134,11 @@ def test_foreign_files(tmp_path: Path) -> None:
     with pytest.raises(fq.ArchiveError, match="not one that fxquant"):
         fq.load(tmp_path / "other.safetensors")
     torch.save(nn.Linear(2, 2), tmp_path / "pickle.pt")
-    with pytest.raises(fq.ArchiveError, match="not a saved model"):
+    with pytest.raises(fq.ArchiveError, match=r"load it with torch"):
         fq.load(tmp_path / "pickle.pt")
+    (tmp_path / "text.fq").write_text("no model, but a text")
+    with pytest.raises(fq.ArchiveError, match="not a saved model"):
+        fq.load(tmp_path / "text.fq")
     with pytest.raises(fq.ArchiveError, match="no file"):
         fq.load(tmp_path / "missing.safetensors")
 

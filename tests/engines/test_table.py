@@ -27,6 +27,11 @@ def test_an_unknown_name_is_told_the_known_ones() -> None:
         as_engine("gpu")
 
 
+def test_a_misspelt_name_is_told_the_closest() -> None:
+    with pytest.raises(fq.ConfigError, match=r"Closest: 'onnxruntime'\."):
+        as_engine("onnxrutime")
+
+
 def test_settings_make_the_native_engine() -> None:
     assert as_engine(fq.Native(cache=None)).name == "native"
 

@@ -57,6 +57,27 @@ def test_unusable_data(data: object) -> None:
         fq.calibrate(prepared(), data)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [
+        (X.numpy(), "torch.from_numpy"),
+        ({"pixels": X, "labels": X}, r"a dict with 'pixels', 'labels', and the model takes 'x', 'scale'"),
+        ({}, "nothing in it"),
+    ],
+)
+def test_batches_that_a_model_cannot_take(batch: object, told: str) -> None:
+    with pytest.raises(fq.CalibrationError, match=told):
+        fq.quantize(Net().eval(), [batch])
+
+
+def test_dicts_for_a_forward_that_takes_any_names() -> None:
+    class Any(Net):
+        def forward(self, **given: Tensor) -> Tensor:
+            return self.fc(given["x"])
+
+    assert fq.quantize(Any().eval(), [{"x": X}])(x=X).shape == (4, 4)
+
+
 def test_wrong_stage() -> None:
     with pytest.raises(fq.StageError, match="plain module"):
         fq.calibrate(Net(), [X])

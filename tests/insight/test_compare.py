@@ -167,6 +167,30 @@ def test_forms(net: nn.Module, data: list[Tensor]) -> None:
     assert "block.conv" in str(found)
 
 
+def test_another_model_is_no_float_model_of_this_one(net: nn.Module, data: list[Tensor]) -> None:
+    with pytest.raises(StageError, match=r"none of the 5 layers .* a Block\. Give the model"):
+        fq.compare(Block(3).eval(), fq.quantize(net, data), data)
+
+
+class Classes(nn.Module):
+    """Returns integers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).argmax(1)
+
+
+def test_outputs_that_cannot_be_compared_are_not_called_equal() -> None:
+    torch.manual_seed(0)
+    model, data = Classes().eval(), [torch.randn(8, 4)]
+    found = fq.compare(model, fq.quantize(model, data), data)
+    assert math.isnan(found.output_sqnr) and found["head"].sqnr > 20
+    assert found.summary().startswith("outputs: none that can be compared, over 1 batch, ")
+
+
 def test_what_is_refused(net: nn.Module, data: list[Tensor]) -> None:
     with pytest.raises(StageError, match="float model first"):
         fq.compare(fq.quantize(net, data), net, data)

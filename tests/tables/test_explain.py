@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.errors import StageError
+from fxquant.tables.explanation import Explanation
 from zoo import ZOO
 
 
@@ -160,6 +162,16 @@ def test_float_comes_first_and_repeated_reasons_once() -> None:
     assert weighted[0] == weighted[1] and text.count(weighted[0]) == 1
     assert "global" not in text  # the only rule
     assert "path" in text.splitlines()[1]
+
+
+def test_what_is_said_of_one_op_does_not_repeat_its_spec() -> None:
+    spec = "weight s8 sym per_channel0 minmax"
+    rows = [
+        dataclasses.replace(row, reason=f"{spec}; GPTQ: {number} dB") if row.is_weighted else row
+        for number, row in enumerate(fq.explain(prepared()))
+    ]
+    text = str(Explanation(rows=tuple(rows)))
+    assert text.count(spec) == 1 and text.count("(1); GPTQ: ") == sum(row.is_weighted for row in rows) > 1
 
 
 def test_a_table_of_one_status() -> None:

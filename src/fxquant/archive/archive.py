@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ def _read(path: Path) -> tuple[Json, dict[str, Tensor]]:
     except FileNotFoundError as error:
         raise ArchiveError(f"there is no file {str(path)!r}.") from error
     except (OSError, SafetensorError) as error:
+        if zipfile.is_zipfile(path):
+            raise ArchiveError(
+                f"{str(path)!r} is a zip file, such as torch.save and torch.jit.save write: load it with torch. "
+                "fxquant.load reads what fxquant.save wrote."
+            ) from error
         raise ArchiveError(f"{str(path)!r} is not a saved model, or it was cut short: {error}") from error
     if "fxquant" not in metadata:
         raise ArchiveError(f"{str(path)!r} is a safetensors file, but not one that fxquant.save wrote.")

@@ -76,7 +76,7 @@ class Recording:
             raise
         except Exception as error:
             where, _ = locate(error, model)
-            at = f" At {where}." if where else ""
+            at = f". At {where}." if where else "."
             raise CaptureError(
                 f"the model itself fails on the example inputs: {reason(error)}{at} Pass others."
             ) from error

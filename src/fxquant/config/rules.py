@@ -97,9 +97,12 @@ class Rules:
             self._setters = source if isinstance(source, tuple) else (source,)
             self.mapping = QConfigMapping()
         else:
+            todo = "For the defaults: fxquant.get_default_qconfig_mapping(). " if source is None else ""
+            if isinstance(source, str):
+                todo = f"For a target by its name: fxquant.get_default_qconfig_mapping({source!r}). "
             raise ConfigError(
-                f"{type(source).__name__} is not a qconfig mapping. Give a QConfigMapping, a qconfig_dict, a QConfig, "
-                "the Spec of weights, a callable (name, kind, op) -> QConfig, or a tuple of such callables."
+                f"{type(source).__name__} is not a qconfig mapping. {todo}Give a QConfigMapping, a qconfig_dict, "
+                "a QConfig, the Spec of weights, a callable (name, kind, op) -> QConfig, or a tuple of such callables."
             )
 
     @property

@@ -7,6 +7,7 @@ import importlib.util
 
 from torch import nn
 
+from fxquant.config.forms import closest
 from fxquant.config.target import Target
 from fxquant.engines.empty_ranges import allow_empty
 from fxquant.engines.engine import Engine
@@ -102,8 +103,9 @@ def as_engine(engine: Engine | Native | str | None) -> Engine:
         return native_engine(engine)
     found = next((each for each in ENGINES if each.name == engine), None)
     if found is None:
-        known = ", ".join((*(each.name for each in ENGINES), "auto"))
-        raise ConfigError(f"engine {engine!r} is unknown. Known: {known}; or give a fxquant.Engine.")
+        names = (*(each.name for each in ENGINES), "auto")
+        near = closest(str(engine), names)
+        raise ConfigError(f"engine {engine!r} is unknown.{near} Known: {', '.join(names)}; or give a fxquant.Engine.")
     return found
 
 

@@ -9,12 +9,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.errors import CalibrationError, StageError
 from fxquant.graph.first_call import Waiting, begin
+from fxquant.graph.given import refuse_other
 from fxquant.graph.region import Region, Stage, regions, stage_of
 from fxquant.graph.tree import tree_of
 from fxquant.numerics.distributed.merge import merging_over_ranks
@@ -40,6 +42,7 @@ def calibrate(
         >>> prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (loader[0],))
         >>> quantized = fq.convert_fx(fq.calibrate(prepared, loader))
     """
+    refuse_other(prepared, "calibrate")
     if isinstance(prepared, Waiting):
         batch, data = peek(data)
         args, kwargs = as_example(batch, prepared)
@@ -112,7 +115,7 @@ def run_batch(prepared: nn.Module, batch: object) -> Any:
 
 def check_data(data: object) -> None:
     """Raise unless data is an iterable of batches, and not a batch itself."""
-    if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
+    if isinstance(data, (Tensor, np.ndarray, Mapping, str)) or not isinstance(data, Iterable):
         raise CalibrationError(
             f"calibration data is a {type(data).__name__}; give an iterable of batches: a DataLoader or [batch]."
         )
@@ -134,8 +137,17 @@ def peek(data: Iterable[T]) -> tuple[T, Iterable[T]]:
 def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dict[str, object] | None]:
     """Example inputs from a batch: a tuple gives as many arguments as forward has without a default (labels go)."""
     parameters = inspect.signature(model.forward).parameters
+    if isinstance(batch, np.ndarray):
+        raise CalibrationError("a batch is a numpy array. Give tensors: torch.from_numpy(batch).")
     if isinstance(batch, Mapping):
-        return (), {key: value for key, value in batch.items() if key in parameters}
+        any_name = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        named = {key: value for key, value in batch.items() if any_name or key in parameters}
+        if not named:
+            raise CalibrationError(
+                f"a batch is a dict with {', '.join(map(repr, batch)) or 'nothing in it'}, and the model takes "
+                f"{', '.join(map(repr, parameters)) or 'no arguments'}. Give dicts by these names, or tuples."
+            )
+        return (), named
     if isinstance(batch, (tuple, list)):
         needed = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
         return tuple(batch[: max(1, len(needed))]), None

@@ -15,6 +15,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from fxquant.errors import CaptureError, StageError
 from fxquant.graph.clone_tree import clone_tree
+from fxquant.graph.given import refuse_other
 from fxquant.graph.region import Region
 
 _PREPARE = "_fxquant_prepare"
@@ -115,7 +116,8 @@ def begin(model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object])
 
 
 def refuse_waiting(model: nn.Module, caller: str) -> None:
-    """Raise if the model was prepared without example inputs and has not been called."""
+    """Raise if the model was prepared without example inputs and has not been called, or is no module at all."""
+    refuse_other(model, caller)
     if isinstance(model, Waiting):
         raise StageError(
             f"{caller}: the model was prepared without example inputs and has not seen any data, so it is not captured "

@@ -182,7 +182,7 @@ def gather_speed(
             show=False,
         )
     made["threads"], made["rows"] = times.threads, _times(times)
-    made["advice"] = times.advice()
+    made["advice"] = times.advice()[:1].upper() + times.advice()[1:]
     try:
         kernels = _profile(quantized, args, kwargs or {})
     except FxQuantError as error:
@@ -239,7 +239,8 @@ def gather_account(quantized: nn.Module) -> Plain:
     quantized_ops, every = account.weighted()
     rules: dict[str, int] = {}
     for row in account:
-        key = f"{row.rule or 'none'}: {row.reason}" if row.status != "float" and row.is_weighted else ""
+        spec = row.reason.partition("; ")[0]  # without what is said of this op alone
+        key = f"{row.rule or 'none'}: {spec}" if row.status != "float" and row.is_weighted else ""
         if key:
             rules[key] = rules.get(key, 0) + 1
     return {

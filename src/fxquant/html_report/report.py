@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import json
+import math
 import os
 import platform
 import time
@@ -194,7 +195,8 @@ def _headlines(made: Json) -> list[str]:
         lines.append(f"score {score['int8']:.4g}, float {score['float']:.4g}")
     if (same := made["agreement"]) is not None:
         lines.append(f"same top answer as float in {same['same'] / same['every']:.1%} of {same['every']} samples")
-    lines.append(f"outputs {made['compare']['sqnr']:.1f} dB from the float model's")
+    if not math.isnan(made["compare"]["sqnr"]):
+        lines.append(f"outputs {made['compare']['sqnr']:.1f} dB from the float model's")
     quantized, every = made["account"]["weighted"]
     lines.append(f"{quantized} of {every} ops with weights are quantized")
     if (speed := made["speed"]) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -66,7 +67,7 @@ def compare_sides(sides: Sides, data: Iterable[object]) -> Comparison:
     return Comparison(
         rows=tuple(_rows(record, sides.pairs)),
         weights=tuple(weight_rows(sides)),
-        output_sqnr=outputs.sqnr,
+        output_sqnr=outputs.sqnr if outputs.count else math.nan,
         batches=count,
         dead=tuple(_dead(sides.reference)),
     )

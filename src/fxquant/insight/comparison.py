@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -71,7 +72,10 @@ class LayerRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Rows in the order of the run. `dead` are quantizers without a grid, with the reason; printing shows tables."""
+    """Rows in the order of the run. `dead` are quantizers without a grid, with the reason; printing shows tables.
+
+    `output_sqnr` is nan where no output can be compared: integers, or boxes of which each model finds another number.
+    """
 
     rows: tuple[LayerRow, ...]
     weights: tuple[WeightRow, ...]
@@ -112,14 +116,18 @@ class Comparison:
 
     def summary(self) -> str:
         """Return a few lines: how close the outputs are, where the error enters, whether calibration saw enough."""
-        lines = [f"outputs: {self.output_sqnr:.1f} dB over {self.batches} batches, {len(self.rows)} tensors compared"]
+        over = f"{self.batches} batch{'es' * (self.batches != 1)}"
+        apart = "none that can be compared," if math.isnan(self.output_sqnr) else f"{self.output_sqnr:.1f} dB"
+        tensors = f"{len(self.rows)} tensor{'s' * (len(self.rows) != 1)}"
+        lines = [f"outputs: {apart} over {over}, {tensors} compared"]
         worst = [f"{row.path or row.node} ({row.enters:.0%})" for row in self.worst(3) if row.enters > 0]
         if worst:
             lines.append(f"most error enters at: {', '.join(worst)}")
         if narrow := self.narrow():
             names = ", ".join(f"{row.path or row.node} ({row.clipped:.1%})" for row in narrow[:3])
             lines.append(
-                f"{len(narrow)} tensors leave the calibrated range: {names}. Calibrate with more data, or with other "
+                f"{'1 tensor leaves' if len(narrow) == 1 else f'{len(narrow)} tensors leave'} the calibrated range: "
+                f"{names}. Calibrate with more data, or with other "
                 "data, if that is not what the observer clips on purpose."
             )
         late = [row for row in self.rows if row.batches > 3 and row.widened == row.batches]

@@ -13,9 +13,10 @@ from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.errors import StageError
 from fxquant.export.reference import reference_of
 from fxquant.graph.first_call import refuse_waiting
-from fxquant.graph.region import Stage, regions, stage_of
+from fxquant.graph.region import Stage, regions, stage_of, user_class
 from fxquant.graph.tree import tree_of
 from fxquant.insight.twin import Pair, capture_float, folded, pair_up
+from fxquant.ops.table import OPS
 from fxquant.quantize_fx import convert_to_reference_fx
 
 
@@ -42,7 +43,26 @@ def set_side_by_side(
     reference = _reference(quantized, caller)
     with evaluating(plain), left_as_it_was(plain):
         twin = capture_float(plain, batch, tree_of(reference), dict(concrete))
-    return Sides(twin=twin, fused=folded(twin), reference=reference, pairs=pair_up(reference, twin))
+    pairs = pair_up(reference, twin)
+    _refuse_strangers(float_model, reference, pairs, caller)
+    return Sides(twin=twin, fused=folded(twin), reference=reference, pairs=pairs)
+
+
+def _refuse_strangers(
+    float_model: nn.Module, reference: nn.Module, pairs: Mapping[str, Mapping[fx.Node, Pair]], caller: str
+) -> None:
+    """Raise if none of the layers that have weights is in the float model: it is another one."""
+    weighted = [
+        node in pairs.get(path, {})
+        for path, region in regions(reference)
+        for node in region.graph.nodes
+        if (op := OPS.of_node(node, region)) is not None and op.has_weight
+    ]
+    if weighted and not any(weighted):
+        raise StageError(
+            f"{caller}: none of the {len(weighted)} layers with weights of the quantized model is in the float model, "
+            f"a {user_class(float_model).__name__}. Give the model that it was made of."
+        )
 
 
 def _reference(quantized: nn.Module, caller: str) -> nn.Module:

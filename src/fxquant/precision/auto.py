@@ -279,5 +279,5 @@ def _tell(before: Check, after: Check, search: _Search, may_change: bool) -> Non
 
 
 def _shapes(found: Check) -> str:
-    why = next((row.why for row in found.outputs), "It has no floating output.")
+    why = next((row.why for row in found.outputs), "It has no floating output")
     return f"{why[:1].upper()}{why[1:]}. fq.tune compares by your own metric."

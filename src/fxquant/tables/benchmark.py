@@ -21,6 +21,7 @@ from fxquant.engines.example import example_of
 from fxquant.engines.table import as_engine, available_engines
 from fxquant.engines.timing import Timing, time_interleaved
 from fxquant.errors import ArchiveError, ConfigError, StageError
+from fxquant.graph.given import refuse_other
 from fxquant.graph.lowering import unlower
 from fxquant.graph.own import copy_model
 from fxquant.graph.region import Stage, regions, runner_of, stage_of
@@ -137,6 +138,7 @@ def benchmark(
         >>> result.rows[0].name
         'float'
     """
+    refuse_other(model, "benchmark")
     found = list(regions(model))
     if not found or any(stage_of(region) is not Stage.CONVERTED for _, region in found):
         raise StageError("benchmark needs a model from convert_fx or quantize.")

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-_SHORT = 24  # a reason up to here is repeated
+_SHORT = 24  # a part of a reason up to here is repeated
+_BETWEEN = "; "  # parts of a reason: the spec, and what algorithms and engines say of the op
 _LEFT, _LEFT_COLUMNS = "left in float, outside of the graphs", ("module", "class", "why", "where", "what to do")
 
 
@@ -89,7 +90,7 @@ class Explanation:
     def table(self, *, only: str | None = None) -> Table:
         """The rows as a rich table, what is in float first. `only="float"`, or another status, shows those alone.
 
-        A reason that several rows have is written once, below the table.
+        What several rows give as a reason is written once, below the table.
         """
         rows, columns, _ = self._shown(only)
         table = new_table(self.summary(), columns, whole=("path", "op", "runs in", "rule"))
@@ -104,15 +105,17 @@ class Explanation:
             raise ConfigError(f"only={only!r} is no status. Known: {', '.join(get_args(Status))}.")
         rows = [row for row in self.rows if only in (None, row.status)]
         rows.sort(key=lambda row: row.status != "float")
-        often = [why for why, count in Counter(row.reason for row in rows).items() if count > 1 and len(why) > _SHORT]
-        notes = {why: f"({number})" for number, why in enumerate(often, 1)}
+        every = Counter(part for row in rows for part in row.reason.split(_BETWEEN))
+        often = [part for part, count in every.items() if count > 1 and len(part) > _SHORT]
+        notes = {part: f"({number})" for number, part in enumerate(often, 1)}
+
+        def told(row: Row) -> str:
+            return _BETWEEN.join(notes.get(part, part) for part in row.reason.split(_BETWEEN))
+
         one_rule = len({row.rule for row in rows}) < 2
-        cells = [
-            (_place(row), row.kind, row.status, *(() if one_rule else (row.rule,)), notes.get(row.reason, row.reason))
-            for row in rows
-        ]
+        cells = [(_place(row), row.kind, row.status, *(() if one_rule else (row.rule,)), told(row)) for row in rows]
         columns = ("path", "op", "runs in", *(() if one_rule else ("rule",)), "why")
-        return cells, columns, [f"{number} {why}" for why, number in notes.items()]
+        return cells, columns, [f"{number} {part}" for part, number in notes.items()]
 
     def left_table(self) -> Table:
         """Return the modules left in float as a rich table."""

@@ -19,6 +19,7 @@ from fxquant.engines.native.program import Program
 from fxquant.engines.native.runner import NativeRunner
 from fxquant.engines.native.steps import Steps
 from fxquant.errors import StageError
+from fxquant.graph.given import refuse_other
 from fxquant.graph.region import regions, runner_of
 
 
@@ -101,6 +102,7 @@ def profile(
         >>> fq.profile(quantized, loader[0], rounds=2, show=False).milliseconds > 0
         True
     """
+    refuse_other(model, "profile")
     runners = [runner_of(region) for _, region in regions(model)]
     found = [runner for runner in runners if isinstance(runner, NativeRunner)]
     if not found:

@@ -26,8 +26,9 @@ from fxquant.capture.compare import evaluating
 from fxquant.config.rules import Rules
 from fxquant.config.target import Target
 from fxquant.errors import ConfigError
-from fxquant.flows.calibrate import as_example, calibrate, peek, run_batch
+from fxquant.flows.calibrate import as_example, calibrate, check_data, peek, run_batch
 from fxquant.flows.decide import decide, is_open
+from fxquant.graph.given import refuse_other
 from fxquant.graph.region import regions
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.switches import Switched
@@ -124,6 +125,8 @@ def sensitivity(
         >>> sorted({row.what for row in found})
         ['activation', 'weight']
     """
+    refuse_other(model, "sensitivity")
+    check_data(data)
     batches = list(itertools.islice(data, num_batches))
     if not batches:
         raise ConfigError("sensitivity got no data. Give an iterable of batches.")

@@ -87,7 +87,7 @@ def record_calls(
             for at, names in before.changed().items():
                 recording.stateful.setdefault(at, []).extend(names)
     if not recording.outputs:
-        at = f" At {where}." if where else ""
+        at = f". At {where}." if where else "."
         text = f"the model itself fails on the example inputs: {reason(failed)}{at} Pass others."
         raise CaptureError(text, why=reason_of(failed), where=where, path=path) from failed
     return recording

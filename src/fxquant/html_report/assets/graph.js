@@ -184,6 +184,11 @@ function select(id, move, side) {
   if (move) at("graphs").scrollIntoView({ block: "start" });
 }
 
+function inSight(view, found) {
+  const { x1, y1, x2, y2 } = view.extent();
+  return view.zoom() >= 0.5 && found.every((node) => { const { x, y } = node.position(); return x > x1 && x < x2 && y > y1 && y < y2; });
+}
+
 function mark(move) {
   for (const [side, view] of Object.entries(views)) {
     view.batch(() => view.elements().removeClass("chosen partner"));
@@ -192,7 +197,7 @@ function mark(move) {
     const ids = own ? [chosen.id] : (box && box.partners) || [];
     const found = view.collection(ids.map((id) => view.getElementById(id)).filter((each) => each.length).map((each) => each[0]));
     found.addClass(own ? "chosen" : "partner");
-    if (found.length && (!own || move === true)) view.animate({ center: { eles: found }, zoom: Math.max(view.zoom(), 0.7) }, { duration: 250 });
+    if (found.length && (!own || move === true) && !inSight(view, found)) view.animate({ center: { eles: found }, zoom: Math.max(view.zoom(), 0.7) }, { duration: 250 });
   }
 }
 

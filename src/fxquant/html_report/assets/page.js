@@ -7,23 +7,28 @@ function tile(name, value, unit, more, tone) {
   at("tiles").append(made);
 }
 
+/* How much better the second of two is, in words. */
+function times(before, after, better, worse) {
+  return before >= after ? `${(before / after).toFixed(1)}× ${better}` : `${(after / before).toFixed(1)}× ${worse}`;
+}
+
 function fillSummary() {
   at("title").textContent = DATA.title;
   const { score, agreement: same, compare, speed, account } = DATA, sqnr = compare.sqnr;
   const rows = speed ? speed.rows : [], base = rows.find((row) => row.name === "float");
   const best = rows.filter((row) => row.name !== "float").sort((a, b) => a.ms - b.ms)[0];
   const verdict = [];
-  if (best && base) verdict.push(`${(base.size / best.size).toFixed(1)}× smaller and ${base.ms >= best.ms ? `${(base.ms / best.ms).toFixed(1)}× faster` : `${(best.ms / base.ms).toFixed(1)}× slower`} than float on ${best.name}`);
+  if (best && base) verdict.push(`${times(base.size, best.size, "smaller", "larger")} and ${times(base.ms, best.ms, "faster", "slower")} than float on ${best.name}`);
   if (score) verdict.push(`scoring ${show.number(score.int8)} where float scores ${show.number(score.float)}`);
-  verdict.push(`outputs ${sqnr >= 200 ? "equal to" : `${sqnr.toFixed(1)} dB from`} the float model's over ${compare.batches} ${compare.batches === 1 ? "batch" : "batches"}`);
+  if (sqnr !== null) verdict.push(`outputs ${sqnr >= 200 ? "equal to" : `${sqnr.toFixed(1)} dB from`} the float model's over ${compare.batches} ${compare.batches === 1 ? "batch" : "batches"}`);
   const text = verdict.join(", ");
-  at("verdict").textContent = `${text[0].toUpperCase()}${text.slice(1)}.`;
+  at("verdict").textContent = text && `${text[0].toUpperCase()}${text.slice(1)}.`;
   if (score) { const change = score.int8 - score.float; tile("Score", show.number(score.int8), "", `float ${show.number(score.float)} (${change >= 0 ? "+" : ""}${show.number(change)})`); }
   if (same) tile("Same top answer", show.share(same.same / same.every), "", `${same.same} of ${same.every} samples`, same.same / same.every > 0.97 ? "good" : same.same / same.every > 0.9 ? "mid" : "bad");
-  tile("Output SQNR", sqnr >= 200 ? "equal" : sqnr.toFixed(1), sqnr >= 200 ? "" : "dB", sqnr >= 25 ? "close to float" : sqnr >= 15 ? "usable, worth a look" : "far from float", sqnr >= 25 ? "good" : sqnr >= 15 ? "mid" : "bad");
+  if (sqnr !== null) tile("Outputs against float", sqnr >= 200 ? "equal" : sqnr.toFixed(1), sqnr >= 200 ? "" : "dB", `signal to noise: ${sqnr >= 25 ? "close" : sqnr >= 15 ? "usable, worth a look" : "far off"}`, sqnr >= 25 ? "good" : sqnr >= 15 ? "mid" : "bad");
   if (best && base) {
-    tile("Size", show.mib(best.size), "MiB", `float ${show.mib(base.size)} MiB: ${(base.size / best.size).toFixed(1)}× smaller`);
-    tile("Speed", show.ms(best.ms), "ms", `${best.name}; float ${show.ms(base.ms)} ms: ${(base.ms / best.ms).toFixed(1)}×`, base.ms > best.ms ? "" : "bad");
+    tile("Size", show.mib(best.size), "MiB", `float ${show.mib(base.size)} MiB: ${times(base.size, best.size, "smaller", "larger")}`, base.size >= best.size ? "" : "bad");
+    tile("Time of a call", show.ms(best.ms), "ms", `${best.name}; float ${show.ms(base.ms)} ms: ${times(base.ms, best.ms, "faster", "slower")}`, base.ms >= best.ms ? "" : "bad");
   }
   const [quantized, every] = account.weighted;
   tile("Ops with weights in int8", every ? show.share(quantized / every) : "–", "", `${quantized} of ${every}`);
@@ -39,6 +44,7 @@ function codeLine(text) {
 
 function fillFixes() {
   const list = at("fix-list");
+  if (DATA.fixes.length && DATA.compare.sqnr >= 40) at("fixes-note").prepend("Nothing has to be done: the outputs are close to the float model's already. ");
   for (const fix of DATA.fixes) {
     const made = make("div", "fix card"), gain = make("div", "gain", `+${fix.gain.toFixed(1)} dB`), side = make("div");
     gain.append(make("small", "", `${show.db(DATA.tried.sqnr)} → ${show.db(fix.sqnr)}`));

@@ -1,0 +1,23 @@
+"""What is given as a model, checked before anything is done with it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fxquant.errors import CaptureError
+
+
+def refuse_other(model: object, caller: str) -> None:
+    """Raise unless it is a module, and say what to give in its place."""
+    if isinstance(model, nn.Module):
+        return
+    name = type(model).__name__
+    if isinstance(model, type):
+        raise CaptureError(f"{caller} got the class {model.__name__}. Give a module: {model.__name__}(...).")
+    if hasattr(model, "graph_module"):
+        todo = "Call .module() on it."
+    elif isinstance(model, str):
+        todo = "Load it first (fxquant.load for a file of fxquant.save), and give the module."
+    else:
+        todo = "Give a torch.nn.Module."
+    raise CaptureError(f"{caller} got a {name}, which is no module. {todo}")

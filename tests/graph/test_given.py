@@ -1,0 +1,33 @@
+"""What is no module is refused by every call, which says what to give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fxquant as fq
+
+CALLS: dict[str, Callable[[object], object]] = {
+    "quantize": lambda given: fq.quantize(given, [torch.randn(1, 4)]),
+    "prepare_fx": lambda given: fq.prepare_fx(given, fq.default_qconfig, (torch.randn(1, 4),)),
+    "convert_fx": fq.convert_fx,
+    "explain": fq.explain,
+    "compare": lambda given: fq.compare(given, nn.Linear(4, 4), [torch.randn(1, 4)]),
+    "save": lambda given: fq.save(given, "net.fq"),
+    "benchmark": lambda given: fq.benchmark(given, (torch.randn(1, 4),)),
+    "profile": lambda given: fq.profile(given, torch.randn(1, 4)),
+    "calibrate": lambda given: fq.calibrate(given, [torch.randn(1, 4)]),
+    "sensitivity": lambda given: fq.sensitivity(given, [torch.randn(1, 4)]),
+    "export_onnx": lambda given: fq.export_onnx(given, "net.onnx"),
+    "export_pt2": lambda given: fq.export_pt2(given, "net.pt2", torch.randn(1, 4)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("given", "told"), [("net.fq", "Load it first"), (nn.Linear, "the class Linear"), (None, "")])
+def test_what_is_no_module_is_named(name: str, given: object, told: str) -> None:
+    with pytest.raises(fq.FxQuantError, match=f"^{name} got .*{told}"):
+        CALLS[name](given)
