@@ -211,7 +211,7 @@ def _tile(
         y, x = divmod(output, tx)
         out = k.at(bases[1], y * spec.out_row + x * spec.out_pixel)
         other = k.at(bases[2], y * spec.other_row + x * spec.other_pixel) if bases[2] else ""
-        finish(k, spec.finish, sums[output], affine, Places(header="%params", out=out, other=other), size)
+        finish(k, spec.finish, [sums[output]], affine, [Places(header="%params", out=out, other=other)], size)
 
 
 class _Loader:

@@ -12,7 +12,7 @@ from fxquant.engines.native import depthwise, gemm
 from fxquant.engines.native.arithmetic import Numbers, ending, largest
 from fxquant.engines.native.emit_scaled import scaled_affine
 from fxquant.engines.native.finish import Finish
-from fxquant.engines.native.gemm import Gemm, Taps, choose_tile, split_row
+from fxquant.engines.native.gemm import Gemm, Taps, choose_tile, lines_of, split_row
 from fxquant.engines.native.groups import Group, Pads, is_handed_in
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import pointer
@@ -145,6 +145,10 @@ class _Walk(TypedDict):
     out_pixel: int
     other_row: int
     other_pixel: int
+    line: int
+    in_line: int
+    out_line: int
+    other_line: int
     blocks: tuple[int, ...]
     pixels: int
     chunk: int
@@ -153,11 +157,19 @@ class _Walk(TypedDict):
 def _walk(
     extent: Extent, tile: tuple[tuple[int, ...], int], size: int, machine: Machine, *, near: bool, other: bool
 ) -> _Walk:
-    """The walk over an output of elements of `size` bytes. One long row is cut into several of a tile's width."""
+    """The walk over an output of elements of `size` bytes.
+
+    One long row is cut into several of a tile's width; short ones become a row of several lines.
+    """
     (rows, width, strides), (blocks, pixels) = extent, tile
     in_row, in_pixel, out_row, out_pixel, other_row, other_pixel = strides
-    last = width
-    if rows == 1 and width > pixels:
+    in_line, out_line, other_line = in_row, out_row, other_row
+    last, line, lines = width, width, lines_of(rows, width, pixels)
+    if lines > 1:
+        last, width = ((rows - 1) % lines + 1) * width, lines * width
+        rows = -(-rows // lines)
+        in_row, out_row, other_row = (lines * each for each in (in_row, out_row, other_row))
+    elif rows == 1 and width > pixels:
         pixels, count, last = split_row(width, min(pixels, machine.most_rows(blocks[0])))
         rows, width, last = count + bool(last), pixels, last or pixels
         in_row, out_row, other_row = pixels * in_pixel, pixels * out_pixel, pixels * other_pixel
@@ -171,6 +183,10 @@ def _walk(
         "out_pixel": out_pixel * size,
         "other_row": other_row * size if other else 0,
         "other_pixel": other_pixel * size if other else 0,
+        "line": line if lines > 1 else 0,
+        "in_line": in_line if lines > 1 else 0,
+        "out_line": out_line * size if lines > 1 else 0,
+        "other_line": other_line * size if lines > 1 and other else 0,
         "blocks": blocks,
         "pixels": pixels,
         "chunk": 1 if near else max(1, _L2 // max(1, in_row)),
@@ -204,9 +220,9 @@ class _Product:
     def _shape(self, machine: Machine, *, pairs: bool, listed: bool) -> tuple[Gemm, NDArray[np.int8], list[int] | None]:
         """(kernel, weights [channels, taps, length], offsets of moved blocks) for a machine."""
         finish, taps, channels = self.finish, self.taps, round_up(len(self.weight))
-        extra = (1.5 if self.other else 0.0) + (8.0 if finish.act is not None else 0.0)
+        extra = (1.5 if self.other else 0.0) + (5.0 if finish.act is not None else 0.0)
         widest = _LISTED if listed else 4
-        tile = choose_tile(channels, self.extent[1], taps, extra, machine, widest)
+        tile = choose_tile(channels, *self.extent[:2], taps, extra, machine, widest)
         weight, offsets = _padded(self.weight, channels), None
         if self.groups > 1:
             grain = max(1, 16 // machine.floats)

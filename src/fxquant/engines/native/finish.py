@@ -70,9 +70,60 @@ def load_affine(k: Kernel, params: str, vectors: int, width: int) -> tuple[list[
 
 
 def finish(
-    k: Kernel, spec: Finish, sums: list[str], affine: tuple[list[str], list[str]], places: Places, width: int
+    k: Kernel,
+    spec: Finish,
+    sums: list[list[str]],
+    affine: tuple[list[str], list[str]],
+    places: list[Places],
+    width: int,
 ) -> None:
-    """Write the output of one pixel, from the sums of a block of channels."""
+    """Write the outputs of some pixels, each from the sums of a block of channels."""
+    if spec.out == "f32":
+        for each, place in zip(sums, places, strict=True):
+            for index, x in enumerate(_values(k, spec, each, affine, place, width)):
+                k.store(f"<{width // 4} x float>", x, k.at(place.out, width * index))
+        return
+    vectors = len(affine[0])
+    together = 4 // min(parts(vectors))  # pixels, of which vectors are packed to bytes at once
+    for first in range(0, len(sums), together):
+        some = places[first : first + together]
+        values = [
+            _values(k, spec, each, affine, place, width)
+            for each, place in zip(sums[first : first + together], some, strict=True)
+        ]
+        _store(k, spec, values, some, width)
+
+
+def _store(k: Kernel, spec: Finish, values: list[list[str]], places: list[Places], width: int) -> None:
+    """Round the values of some pixels, and write them as bytes: as many of them at once as make four vectors."""
+    n, done = width // 4, 0
+    for part in parts(len(values[0])):
+        step = 4 // part
+        for first in range(0, len(values), step):
+            some, where = values[first : first + step], places[first : first + step]
+            rounded = [[k.round(x, width) for x in each[done : done + part]] for each in some]
+            at = [k.at(place.out, n * done) for place in where]
+            if len(some) == step:
+                _store_four(k, spec, rounded, at, width)
+                continue
+            for each, address in zip(rounded, at, strict=True):
+                packed = k.clamp_bytes(k.narrow(each, width), spec.low, spec.high, part * n)
+                k.store(f"<{part * n} x i8>", packed, address)
+        done += part
+
+
+def _store_four(k: Kernel, spec: Finish, rounded: list[list[str]], at: list[str], width: int) -> None:
+    """Write four vectors of int32, which belong to one pixel, to two or to four."""
+    packed = k.clamp_bytes(k.narrow([x for each in rounded for x in each], width), spec.low, spec.high, width)
+    apart = k.apart(packed, len(rounded), width)
+    for address, bytes_ in zip(at, apart, strict=True):
+        k.store(f"<{width // len(at)} x i8>", bytes_, address)
+
+
+def _values(
+    k: Kernel, spec: Finish, sums: list[str], affine: tuple[list[str], list[str]], places: Places, width: int
+) -> list[str]:
+    """Return the floats of one pixel that are to be written, or rounded and written."""
     n = width // 4
     type_ = f"<{n} x float>"
     values = []
@@ -83,19 +134,9 @@ def finish(
         values = _add_other(k, spec, values, places, width)
     if spec.act is not None:
         values = [_activate(k, spec, x, places.header, width) for x in values]
-    if spec.out == "f32":
-        for index, x in enumerate(values):
-            k.store(type_, x, k.at(places.out, width * index))
-        return
-    if spec.bounded:
+    if spec.out == "u8" and spec.bounded:
         values = [k.least(k.splat(_LARGEST), x, width) for x in values]
-    first = 0
-    for part in parts(len(values)):
-        rounded = [k.round(x, width) for x in values[first : first + part]]
-        size = part * n
-        packed = k.clamp_bytes(k.narrow(rounded, width), spec.low, spec.high, size)
-        k.store(f"<{size} x i8>", packed, k.at(places.out, n * first))
-        first += part
+    return values
 
 
 def _activate(k: Kernel, spec: Finish, x: str, header: str, width: int) -> str:

@@ -57,7 +57,7 @@ class Gemm:
     """The shape of one kernel. Strides are in bytes; those of inputs are from one output to the next.
 
     `rows` of `width` outputs, the last of them of `last` instead. `blocks` are the vectors of output channels that a
-    tile has, for each block of channels.
+    tile has, for each block of channels. With `line`, a row is a tile of several lines of so many outputs.
     """
 
     taps: Taps
@@ -70,6 +70,10 @@ class Gemm:
     out_pixel: int
     other_row: int = 0
     other_pixel: int = 0
+    line: int = 0
+    in_line: int = 0
+    out_line: int = 0
+    other_line: int = 0
     blocks: tuple[int, ...]
     pixels: int  # at most, of a tile
     chunk: int  # rows that are done for all blocks before the next ones
@@ -77,6 +81,10 @@ class Gemm:
     finish: Finish
     pairs: bool = False  # whether sums of two products fit int16
     listed: bool = False  # they do, as the bytes are paired
+
+    def place(self, pixel: int, step: int, line: int) -> int:
+        """Return where an output of a tile is, by the strides of one and of a line."""
+        return pixel // self.line * line + pixel % self.line * step if self.line else pixel * step
 
     def steps(self, machine: Machine) -> int:
         """Steps of the sums of all tiles, with each of which a line of memory can be asked for."""
@@ -280,13 +288,16 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
 
         sums = k.loop(0, taps.ys, 1, tap_row, carries)
     affine = load_affine(k, block.params, vectors, machine.width)
-    for pixel in range(pixels):
-        places = Places(
+    places = [
+        Places(
             header="%params",
-            out=k.at(block.out, pixel * spec.out_pixel),
-            other=k.at(block.other, pixel * spec.other_pixel) if block.other else "",
+            out=k.at(block.out, spec.place(pixel, spec.out_pixel, spec.out_line)),
+            other=k.at(block.other, spec.place(pixel, spec.other_pixel, spec.other_line)) if block.other else "",
         )
-        finish(k, spec.finish, sums[pixel * vectors : (pixel + 1) * vectors], affine, places, machine.width)
+        for pixel in range(pixels)
+    ]
+    rows = [sums[pixel * vectors : (pixel + 1) * vectors] for pixel in range(pixels)]
+    finish(k, spec.finish, rows, affine, places, machine.width)
 
 
 def _run(k: Kernel, spec: Gemm, tile: tuple[int, int, str], carries: list[Carry], x: str, weights: str) -> list[str]:
@@ -305,7 +316,7 @@ def _run(k: Kernel, spec: Gemm, tile: tuple[int, int, str], carries: list[Carry]
                 for v in range(vectors)
             ]
             for pixel in range(pixels):
-                quad = k.quad(k.at(x_at, 4 * turn + pixel * spec.in_pixel))
+                quad = k.quad(k.at(x_at, 4 * turn + spec.place(pixel, spec.in_pixel, spec.in_line)))
                 for v in range(vectors):
                     place = pixel * vectors + v
                     sums[place] = k.dot(sums[place], quad, loaded[v], machine.width)
@@ -330,7 +341,7 @@ def _steps(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry
         at = k.step(weights, index, vectors * machine.width)
         loaded = [k.weights(k.at(at, v * machine.width), machine.width) for v in range(vectors)]
         for pixel in range(pixels):
-            quad = k.picked(k.at(x_at, pixel * spec.in_pixel), places)
+            quad = k.picked(k.at(x_at, spec.place(pixel, spec.in_pixel, spec.in_line)), places)
             for v in range(vectors):
                 place = pixel * vectors + v
                 sums[place] = k.dot(sums[place], quad, loaded[v], machine.width)
@@ -344,16 +355,15 @@ def _param_bytes(spec: Gemm, vectors: int, machine: Machine) -> int:
 
 
 def choose_tile(
-    outputs: int, width: int, taps: Taps, extra: float, machine: Machine, widest: int = 4
+    outputs: int, rows: int, width: int, taps: Taps, extra: float, machine: Machine, widest: int = 4
 ) -> tuple[tuple[int, ...], int]:
-    """(vectors of each block, at most `widest`, and pixels of a tile) by a model of the cycles that a row takes.
+    """(vectors of each block, at most `widest`, and pixels of a tile) by a model of the cycles that all tiles take.
 
     `outputs` are channels, a multiple of 16. `extra` are cycles that a vector of results takes beyond packing.
     """
     total = outputs // machine.floats
     grain = 16 // machine.floats if machine.floats < 16 else 1
     steps = taps.count * taps.quads
-    packing = {1: 2.2, 2: 1.7, 3: 1.9, 4: 1.4}
     best: tuple[float, int, int] | None = None
     for vectors in (4, 3, 2, 1):
         if vectors > min(total, widest) or vectors % grain:
@@ -361,17 +371,42 @@ def choose_tile(
         for most in range(1, machine.most_rows(vectors) + 1):
             cost = 0.0
             for v, blocks in ((vectors, total // vectors), (total % vectors, 1)):
-                if not v:
-                    continue
-                pixels, count, rest = split_row(width, min(most, machine.most_rows(v)))
-                far = steps * v * machine.width > 40000  # weights that do not stay in the first cache
-                for p, times in ((pixels, count), (rest, 1)):
-                    if p:
-                        per_step = max(p * v, 0.5 * p + v, 4.5, v * (5.2 if far else 1))
-                        cost += blocks * times * (steps * per_step + p * v * (packing[v] + extra) + 14)
+                if v:
+                    tiles = _tiles(rows, width, min(most, machine.most_rows(v)))
+                    cost += blocks * sum(count * _cycles(p, v, steps, extra, machine) for p, count in tiles)
             if best is None or cost < best[0]:
                 best = (cost, vectors, most)
     assert best is not None
     _, vectors, most = best
     last = (total % vectors,) if total % vectors else ()
     return (*(vectors,) * (total // vectors), *last), most
+
+
+def lines_of(rows: int, width: int, most: int) -> int:
+    """Tell how many lines of so many pixels a tile of at most `most` of them has: more than one if they are short."""
+    return min(rows, max(1, most // width))
+
+
+def _tiles(rows: int, width: int, most: int) -> list[tuple[int, int]]:
+    """(pixels, how often) of all tiles of an output."""
+    lines = lines_of(rows, width, most)
+    if lines > 1:
+        return [(lines * width, rows // lines), (rows % lines * width, 1)]
+    pixels, count, rest = split_row(width, most)
+    return [(pixels, rows * count), (rest, rows)]
+
+
+_PACKING = {1: 1.9, 2: 1.6, 3: 1.7, 4: 1.4}  # cycles for a vector of sums, with so many to a block
+_DOT, _LATENCY, _LOAD, _FAR, _TILE = 0.5, 5.0, 0.5, 2.0, 12.0  # cycles; `_FAR`: of a load from the second cache
+_FIRST_CACHE = 40000  # bytes of a block's weights that stay there
+
+
+def _cycles(pixels: int, vectors: int, steps: int, extra: float, machine: Machine) -> float:
+    """Return about how long a tile takes."""
+    if not pixels:
+        return 0.0
+    products = pixels * vectors * (2 * _DOT if machine.dot in ("madd", "maddubs") else _DOT)
+    far = steps * vectors * machine.width > _FIRST_CACHE
+    loads = max((pixels + vectors) * _LOAD, vectors * _FAR if far else 0.0)
+    finish = pixels * vectors * (_PACKING[vectors] + extra)
+    return steps * max(products, loads, _LATENCY) + finish + _TILE

@@ -233,6 +233,27 @@ class Kernel(Function):
         picked = [16 * lane + j for lane in range(width // 16) for j in range(kept)]
         return self.value(f"shufflevector <{width} x i8> {packed}, <{width} x i8> poison, {indices(picked)}")
 
+    def apart(self, packed: str, count: int, width: int) -> list[str]:
+        """Four narrowed vectors that belong to `count` pixels, as bytes of each pixel."""
+        if count == 1:
+            return [packed]
+        size = 16 // count  # bytes of a pixel in each lane
+        n = width // size
+        type_ = f"<{n} x i{8 * size}>"
+        if width > 16:
+            picked = [lane * count + pixel for pixel in range(count) for lane in range(width // 16)]
+            wide = self.value(f"bitcast <{width} x i8> {packed} to {type_}")
+            sorted_ = self.value(f"shufflevector {type_} {wide}, {type_} poison, {indices(picked)}")
+            packed = self.value(f"bitcast {type_} {sorted_} to <{width} x i8>")
+        each = width // count
+        return [
+            self.value(
+                f"shufflevector <{width} x i8> {packed}, <{width} x i8> poison, "
+                f"{indices([*range(pixel * each, (pixel + 1) * each)])}"
+            )
+            for pixel in range(count)
+        ]
+
     def _narrow_plain(self, vectors: list[str], width: int) -> str:
         assert width == 16
         small = []
