@@ -198,10 +198,10 @@ class _Lockstep:
         """Of the channels of what an op made, over all calls."""
         total, count = torch.zeros((), dtype=torch.float64), 0
         for values in self._values:
-            made = values[node].movedim(_channels_at(values[node], op), 0)
-            made = made.reshape(len(made), -1)
-            total = total + made.double().sum(1).cpu()
-            count += made.shape[1]
+            made, at = values[node], _channels_at(values[node], op)
+            others = [axis for axis in range(made.dim()) if axis != at]
+            total = total + (made.sum(others, dtype=torch.float64) if others else made.double()).cpu()
+            count += made.numel() // made.shape[at]
         return total / count
 
     def add(self, node: fx.Node, op: Op, by: Tensor) -> None:

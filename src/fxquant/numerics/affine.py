@@ -73,7 +73,12 @@ def dequantize(q: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec, dtype: 
 
 def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec) -> Tensor:
     """dequantize(quantize(x)) in the dtype of x, bit-equal to the two steps. A NaN stays NaN: no integer is stored."""
-    return _from_grid(_to_grid(x, scale, zero_point, spec), scale, zero_point, spec).to(x.dtype).reshape(x.shape)
+    made = _to_grid(x, scale, zero_point, spec)
+    if made.requires_grad:
+        made = _from_grid(made, scale, zero_point, spec)
+    else:  # new memory for each step would take most of the time
+        made.sub_(broadcast_qparam(zero_point, made, spec)).mul_(broadcast_qparam(scale, made, spec))
+    return made.to(x.dtype).reshape(x.shape)
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -82,9 +87,12 @@ def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _to_grid(x: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec) -> Tensor:
     x = split_groups(x.to(_compute_dtype(x.dtype)), spec)
-    inverse = 1.0 / broadcast_qparam(scale, x, spec)
-    rounded = round_to(x * inverse, spec.rounding)
-    return (rounded + broadcast_qparam(zero_point, x, spec)).clamp(spec.quant_min, spec.quant_max)
+    scaled = x * (1.0 / broadcast_qparam(scale, x, spec))
+    zero_point = broadcast_qparam(zero_point, x, spec)
+    if scaled.requires_grad or zero_point.requires_grad:
+        return (round_to(scaled, spec.rounding) + zero_point).clamp(spec.quant_min, spec.quant_max)
+    rounded = scaled.round_() if spec.rounding == "half_even" else round_to(scaled, spec.rounding)
+    return rounded.add_(zero_point).clamp_(spec.quant_min, spec.quant_max)
 
 
 def _from_grid(q: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec) -> Tensor:
