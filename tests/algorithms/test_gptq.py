@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.algorithms import GPTQ, BiasCorrection
+from fxquant.algorithms import GPTQ, BiasCorrection, gptq
 from fxquant.numerics.affine import sqnr_db
 from fxquant.numerics.observers.gram import Patches
 
@@ -122,6 +122,22 @@ def test_results_are_the_same_for_copies_pickles_states_and_files(tmp_path: Path
     more = fq.calibrate(prepare(), 3 * x.split(16))
     assert sum(tensor.numel() for tensor in more.state_dict().values()) == sizes
     assert torch.isfinite(expected).all()
+
+
+def test_another_conversion_of_the_same_data_takes_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x = correlated(64, 16, axis=1)
+    model = nn.Sequential(nn.Linear(16, 8)).eval()
+    prepared = fq.prepare_fx(model, {"": fq.QConfig(activation=fq.Spec(), weight=INT4)}, (x,), algorithms=(GPTQ(),))
+    fq.calibrate(prepared, x[:32].split(16))
+    first = fq.convert_fx(prepared, engine="reference")(x)
+    found: list[tuple[object, ...]] = []
+    choose = gptq.choose_integers
+    monkeypatch.setattr(gptq, "choose_integers", lambda *given: found.append(given) or choose(*given))
+    assert torch.equal(fq.convert_fx(prepared, engine="reference")(x), first) and not found
+    fq.calibrate(prepared, x[32:].split(16))
+    fq.convert_fx(prepared, engine="reference")
+    assert found
 
 
 def test_wide_ops_and_wide_grids_are_left_alone_and_a_bad_damping_is_refused() -> None:

@@ -14,6 +14,7 @@ from fxquant.numerics.weights.qat_block import QatBlock
 from fxquant.passes.watch import seen
 
 _SHARES = {False: 2.0, True: 0.25}  # what a call of the watcher costs, in calls of the op, by `is_fine`
+_TIMES = {False: 64, True: 4}  # rows of a call, for each number of a row, that tell enough
 MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
 
@@ -21,11 +22,12 @@ def patches_of(op: WeightedOp) -> Patches:
     """Return the statistic of an op's input, as its weight sees it."""
     module, outputs = op.module, int(op.weight.shape[0])
     if not isinstance(module, nn.modules.conv._ConvNd):
-        return Patches(channels=op.channels, outputs=outputs, share=_SHARES[op.is_fine])
+        return Patches(channels=op.channels, outputs=outputs, share=_SHARES[op.is_fine], times=_TIMES[op.is_fine])
     return Patches(
         channels=op.channels,
         outputs=outputs,
         share=_SHARES[op.is_fine],
+        times=_TIMES[op.is_fine],
         groups=op.groups,
         kernel=tuple(module.kernel_size),
         stride=tuple(module.stride),
@@ -46,5 +48,14 @@ def grams(region: Region, ops: Iterable[WeightedOp]) -> list[tuple[WeightedOp, G
     for op in ops:
         watcher = seen(region, op.tensor, patches_of(op))
         if isinstance(watcher, Gram) and type(op.module) is not QatBlock:
-            found.setdefault(op.module, (op, watcher.fresh()))[1].merge(watcher)
+            first = found.setdefault(op.module, (op, watcher))
+            if first[0] is not op:
+                found[op.module] = first[0], _both(first[1], watcher)
     return [*found.values()]
+
+
+def _both(one: Gram, other: Gram) -> Gram:
+    made = one.fresh()
+    made.merge(one)
+    made.merge(other)
+    return made

@@ -41,7 +41,7 @@ Precision = Literal["auto", "int8"]
 GOOD = 27.0  # dB at the outputs, a cosine of 0.999: what changes aim at
 LOOK = 20.0  # below that, causes are looked for
 LOST = 5.0  # below that, hardly anything of the answer is left, and changes may cost more
-_BATCHES, _SAMPLES = 4, 32  # that are compared, at most
+_BATCHES, _SAMPLES = 4, 16  # that are compared, at most
 _ROUNDS = 3  # of lifting
 
 

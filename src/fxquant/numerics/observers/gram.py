@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -17,19 +18,21 @@ from torch import Tensor
 
 from fxquant.numerics.observers.watcher import Watcher, shows_numbers
 
-_FEWEST = 256  # rows that are always taken, if there are as many
+_FEWEST = {False: 256, True: 64}  # rows that are always taken, if there are as many, by whether there are groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patches:
     """The Gram matrix of an op's input, as a statistic to keep. A linear has no `kernel`; `padding` is as F.pad has it.
 
-    A call costs about `share` calls of the op, which makes `outputs` numbers of a row: of more rows, some are taken.
+    A call costs about `share` calls of the op, which makes `outputs` numbers of a row: of more rows, some are taken,
+    and no more than `times` as many as a row has numbers.
     """
 
     channels: int
     outputs: int
     share: float = 2.0
+    times: int = 64
     groups: int = 1
     kernel: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
@@ -40,7 +43,7 @@ class Patches:
     @property
     def label(self) -> str:
         numbers = (self.channels, self.outputs, self.groups, *self.kernel, *self.stride, *self.dilation, *self.padding)
-        return f"gram_{'_'.join(map(str, numbers))}_{round(100 * self.share)}_{self.mode}"
+        return f"gram_{'_'.join(map(str, numbers))}_{round(100 * self.share)}_{self.times}_{self.mode}"
 
     def make(self) -> Gram:
         return Gram(self)
@@ -49,6 +52,19 @@ class Patches:
     def features(self) -> int:
         """How many numbers a row of one group has: the product of a weight's axes but the first."""
         return self.channels // self.groups * math.prod(self.kernel)
+
+
+class Answers:
+    """What was chosen by a Gram matrix, and for what. Copies share it: a model is copied for each conversion."""
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]] = {}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Answers:
+        return self
+
+    def __reduce__(self) -> tuple[type[Answers], tuple[()]]:
+        return Answers, ()
 
 
 class Gram(Watcher):
@@ -65,6 +81,7 @@ class Gram(Watcher):
         self.register_buffer("first", torch.zeros(patches.groups, patches.features))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.calls = 0
+        self.answers = Answers()
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> None:
@@ -92,11 +109,15 @@ class Gram(Watcher):
         x = x.unsqueeze(0) if x.dim() == dims + 1 else x
         if x.dim() != dims + 2 or x.shape[1] != patches.channels:
             return None
-        x = F.pad(x, patches.padding, mode=patches.mode) if any(patches.padding) else x
+        zeros = patches.mode == "constant"
+        if any(patches.padding) and not zeros:
+            x = F.pad(x, patches.padding, mode=patches.mode)
+        before = [patches.padding[2 * axis] if zeros and patches.padding else 0 for axis in reversed(range(dims))]
+        after = [patches.padding[2 * axis + 1] if zeros and patches.padding else 0 for axis in reversed(range(dims))]
         sizes = [
-            (size - dilation * (kernel - 1) - 1) // stride + 1
-            for size, kernel, stride, dilation in zip(
-                x.shape[2:], patches.kernel, patches.stride, patches.dilation, strict=True
+            (size + low + high - dilation * (kernel - 1) - 1) // stride + 1
+            for size, low, high, kernel, stride, dilation in zip(
+                x.shape[2:], before, after, patches.kernel, patches.stride, patches.dilation, strict=True
             )
         ]
         if min(sizes) < 1:
@@ -111,16 +132,22 @@ class Gram(Watcher):
             corner.insert(0, place % size * stride)
             place = place // size
         last, taps = x.movedim(1, -1), []
+        if len(samples) * math.prod(patches.kernel) > total:  # more is read than there is: let channels lie together
+            last = last.contiguous()
         for tap in itertools.product(*map(range, patches.kernel)):
-            at = [begin + step * size for begin, step, size in zip(corner, tap, patches.dilation, strict=True)]
-            taps.append(last[(sample, *at)])
+            at = [
+                begin + step * size - low
+                for begin, step, size, low in zip(corner, tap, patches.dilation, before, strict=True)
+            ]
+            taps.append(_taken(last, sample, at))
         rows = torch.stack(taps, -1).float()  # row, channel, tap: as a weight is flattened
         return rows.reshape(len(rows), patches.groups, patches.features).transpose(0, 1)
 
     def _step(self, rows: int) -> int:
         patches = self.patches
         affordable = int(patches.share * rows * (patches.outputs // patches.groups)) // patches.features
-        return max(1, rows // max(affordable, _FEWEST))
+        most = max(min(affordable, patches.times * patches.features), _FEWEST[patches.groups > 1])
+        return max(1, rows // most)
 
     def _start(self, rows: int) -> int:
         return self.calls % self._step(rows)
@@ -138,3 +165,10 @@ class Gram(Watcher):
         if not int(self.count) or not bool(torch.isfinite(self.second).all()):
             return None
         return self.second.double() / self.count, self.first.double() / self.count
+
+
+def _taken(x: Tensor, sample: Tensor, at: list[Tensor]) -> Tensor:
+    """Return the vectors of x at some places, and zeros for those outside of it: a padded copy would be all of x."""
+    taken: Tensor = x[(sample, *(place.clamp(0, size - 1) for place, size in zip(at, x.shape[1:], strict=False)))]
+    outside = torch.stack([(place < 0) | (place >= size) for place, size in zip(at, x.shape[1:], strict=False)]).any(0)
+    return taken.masked_fill_(outside.unsqueeze(-1), 0.0) if bool(outside.any()) else taken
