@@ -91,12 +91,13 @@ class Mixed(nn.Module):
         self.a, self.b = nn.Conv2d(3, 20, 3, 2, 1), nn.Conv2d(20, 20, 3, padding=1, groups=4)
         self.up = nn.ConvTranspose2d(20, 12, 3, 2, 1)
         self.pool, self.norm = nn.MaxPool2d(2), nn.LayerNorm(12)
-        self.head, self.groups = nn.Linear(12, 5), nn.GroupNorm(4, 12)
+        self.head, self.groups, self.qkv = nn.Linear(12, 5), nn.GroupNorm(4, 12), nn.Linear(12, 36)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.groups(nn.functional.silu(self.up(self.pool(self.b(self.a(x)).relu()))))
         y = nn.functional.interpolate(y, size=(5, 3), mode="bilinear")
         y = self.norm(y.flatten(2).transpose(1, 2))
+        y = nn.functional.scaled_dot_product_attention(*self.qkv(y).chunk(3, -1))
         return self.head(torch.softmax(y @ y.transpose(1, 2), -1) @ y)[:, 0]
 
 

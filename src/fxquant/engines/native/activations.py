@@ -160,6 +160,7 @@ def apply_table(k: Kernel, x: str, table: str, width: int) -> str:
 
 
 _EXP = (1.0, 1.0, 0.5, 1 / 6, 1 / 24, 1 / 120, 1 / 720)
+_EXP2 = (1.0, 0.6931469670622858, 0.24022119724099472, 0.05550713277541076, 0.009675541324025061, 0.0013276470685488068)
 _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)  # Abramowitz and Stegun 7.1.26
 
 
@@ -173,6 +174,20 @@ def exp(k: Kernel, x: str, width: int) -> str:
     rest = k.fma(steps, k.splat(-1.428606765330187e-06), rest, width)
     value = k.splat(_EXP[-1])
     for coefficient in _EXP[-2::-1]:
+        value = k.fma(value, rest, k.splat(coefficient), width)
+    bits = k.value(f"bitcast <{n} x float> {value} to <{n} x i32>")
+    shifted = k.value(f"shl <{n} x i32> {whole}, splat (i32 23)")
+    return k.value(f"bitcast <{n} x i32> {k.value(f'add <{n} x i32> {bits}, {shifted}')} to <{n} x float>")
+
+
+def exp2(k: Kernel, x: str, width: int) -> str:
+    """2**x of numbers up to 0, to two units in the last place; next to nothing far left."""
+    n = width // 4
+    x = k.largest(k.splat(-126.0), x, width)
+    whole = k.round(x, width)
+    rest = k.binary("fsub", x, k.to_float(whole, width), width)
+    value = k.splat(_EXP2[-1])
+    for coefficient in _EXP2[-2::-1]:
         value = k.fma(value, rest, k.splat(coefficient), width)
     bits = k.value(f"bitcast <{n} x float> {value} to <{n} x i32>")
     shifted = k.value(f"shl <{n} x i32> {whole}, splat (i32 23)")

@@ -11,6 +11,7 @@ from fxquant.engines.native.activations import KINDS
 from fxquant.engines.native.groups import Group, find_group
 from fxquant.engines.native.lazy import Outside, Value
 from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.read_attention import read_attention
 from fxquant.engines.native.read_dynamic import Chain, find_chain, read_chain
 from fxquant.engines.native.read_elementwise import (
     read_act,
@@ -25,7 +26,7 @@ from fxquant.engines.native.read_moves import read_cat, read_pad, read_pixel_shu
 from fxquant.engines.native.read_norms import read_group_norm, read_layer_norm
 from fxquant.engines.native.read_pool import read_avg_pool, read_max_pool, read_mean
 from fxquant.engines.native.read_resize import read_interpolate
-from fxquant.engines.native.read_rows import read_attention, read_matmul, read_softmax
+from fxquant.engines.native.read_rows import read_matmul, read_softmax
 from fxquant.engines.native.read_views import read_split, read_view
 from fxquant.engines.native.read_weighted import read_group
 from fxquant.engines.native.reader import Reader

@@ -69,9 +69,12 @@ def read_layer_norm(reader: Reader, node: fx.Node) -> Value:
     x = dense_rows(reader, node.args[0])
     if len(shape) != 1:
         raise Unread("it normalizes over several axes")
-    parameters = _affine(reader, node, (2, 3), shape[0])
+    weight, bias = _affine(reader, node, (2, 3), shape[0])
     after, grid = _grid_after(reader, node)
-    params = np.concatenate((*parameters, _numbers(grid)))
+    if grid is not None:
+        weight = (weight.astype(np.float64) / grid.scale).astype(np.float32)
+        bias = (bias.astype(np.float64) / grid.scale + grid.zero).astype(np.float32)
+    params = np.concatenate((weight, bias))
     level = x.level + x.level % 2
     out = dense("f32" if grid is None else "u8", x.shape, order_of_rows(x), grid, level)
     low, high = (0, 255) if grid is None else (grid.low, grid.high)

@@ -1,4 +1,4 @@
-"""Softmax, products of two tensors, and attention."""
+"""Softmax, and products of two tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx
 
 from fxquant.engines.native import matmul, rows
 from fxquant.engines.native.layouts import copy_dense
-from fxquant.engines.native.lazy import Value, join, lazy
+from fxquant.engines.native.lazy import Value
 from fxquant.engines.native.matmul import Matmul
 from fxquant.engines.native.ops import pointer
 from fxquant.engines.native.reader import Reader
@@ -58,10 +58,11 @@ def read_softmax(reader: Reader, node: fx.Node) -> Value:
     x = dense_rows(reader, node.args[0])
     if axis not in (-1, len(x.shape)) or any(node.kwargs.get(name) is not None for name in ("dtype", "_stacklevel")):
         raise Unread("it runs over another axis than the last")
-    return _softmax(reader, x, 1.0)
+    return softmax(reader, x, 1.0)
 
 
-def _softmax(reader: Reader, x: View, scale: float) -> View:
+def softmax(reader: Reader, x: View, scale: float) -> View:
+    """Return the shares of the last axis of x * scale."""
     out = dense("f32", x.shape, order_of_rows(x), None, x.level + x.level % 2)
     spec = Rows(kind="softmax", dims=(), length=x.shape[-1])
     emit_rows(reader, spec, x, out, np.full(16, scale, np.float32), "softmax")
@@ -116,31 +117,3 @@ def product(reader: Reader, a: View, b: View, shape: tuple[int, ...], order: tup
         macs=math.prod(lead) * m * k * n,
     )
     return out
-
-
-def read_attention(reader: Reader, node: fx.Node) -> Value:
-    """softmax(q k^T * scale + mask) v"""
-    op = reader.table.of_node(node, reader.region)
-    assert op is not None
-    q, k, v = (reader.floats(argument(node, op, index)) for index in range(3))
-    mask, dropout = argument(node, op, 3), argument(node, op, 4, 0.0)
-    if dropout or argument(node, op, 5, False) or node.kwargs.get("enable_gqa"):
-        raise Unread("it has settings that the kernel lacks")
-    scale = node.kwargs.get("scale")
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)  # type: ignore[arg-type]
-    if len(q.shape) < 2 or len(k.shape) != len(q.shape):
-        raise Unread("its operands have other axes")
-    swapped = replace(
-        k, shape=(*k.shape[:-2], k.shape[-1], k.shape[-2]), strides=(*k.strides[:-2], k.strides[-1], k.strides[-2])
-    )
-    scores = product(reader, q, swapped, (*q.shape[:-1], k.shape[-2]))
-    if mask is not None:
-        added = reader.floats(mask)
-        total = join("mul", lazy(scores), scale, scores.shape)
-        scores = reader.compute(join("add", total, lazy(added), scores.shape), None)
-        scale = 1.0
-    shares = _softmax(reader, scores, scale)
-    shape = reader.shape(node)
-    # heads beside one another, as they are joined afterwards; a last vector must not reach into the next head
-    beside = (1, 0, 2) if len(shape) == 3 and shape[2] % 16 == 0 else ()
-    return product(reader, shares, v, shape, beside)

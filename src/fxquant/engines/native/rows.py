@@ -1,9 +1,10 @@
 """Softmax and layer norm: kernels that look at a whole row of floats.
 
     softmax      exp(scale x - max) / sum
-    layer norm   (x - mean) / sqrt(var + eps) * weight + bias, as floats or on a grid
+    layer norm   (x - mean) / sqrt(var + eps) * weight + bias, as floats or, with weight and bias in steps, on a grid
 
-A row is dense; the rows are up to three strided dims.
+A row is dense; the rows are up to three strided dims. Short rows are written out, longer ones
+go four vectors at a time.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Literal
 from fxquant.engines.native.activations import exp
 from fxquant.engines.native.ir import Carry, number
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.vector import Kernel
+from fxquant.engines.native.vector import Kernel, indices
 
 _LARGEST = float(2**30)
+_WAYS, _SHORT = 4, 16  # vectors in a turn of a loop, and in a row that has none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,13 +37,13 @@ class Rows:
 
 
 def emit(name: str, spec: Rows, machine: Machine) -> Kernel:
-    """Return the kernel: `x`, `params` (scale, sixteen times; or weight, bias, and 1 / scale and zero), `out`."""
+    """Return the kernel: `x`, `params` (scale, sixteen times; or weight and bias), `out`."""
     k = Kernel(name, ("x", "params", "out"), machine)
     row = _softmax if spec.kind == "softmax" else _layer_norm
 
     def nest(depth: int, x: str, out: str) -> None:
         if depth == len(spec.dims):
-            row(k, spec, x, out)
+            row(_Row(k, spec, x, out))
             return
         count, x_step, out_step = spec.dims[depth]
 
@@ -54,98 +56,154 @@ def emit(name: str, spec: Rows, machine: Machine) -> Kernel:
     return k
 
 
-Turn = Callable[[str, int, list[str]], list[str]]
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A vector of a row: where it begins, in elements from a turn's beginning, and how many elements it has."""
+
+    index: str
+    offset: int
+    kept: int
 
 
-def _sweep(k: Kernel, spec: Rows, turn: Turn, start: list[str]) -> list[str]:
-    """turn(index, elements, values) over the vectors of a row; the last may have fewer elements."""
-    n = k.machine.floats
-    type_ = f"<{n} x float>"
-    full = spec.length // n * n
-    values = start
-    if full:
-        carries = [Carry(type=type_, start=value) for value in start]
-        values = k.loop(0, full, n, lambda index, inside: turn(index, n, inside), carries)
-    return turn(str(full), spec.length - full, values) if spec.length > full else values
+class _Row:
+    """The code of one row."""
+
+    def __init__(self, k: Kernel, spec: Rows, x: str, out: str) -> None:
+        self.k, self.spec, self.x, self.out = k, spec, x, out
+        self.n, self.width = k.machine.floats, k.machine.width
+
+    def place(self, base: str, at: _At, element: int = 4) -> str:
+        return self.k.at(self.k.step(base, at.index, element), at.offset * element)
+
+    def load(self, base: str, at: _At) -> str:
+        return self.k.load_part("float", self.n, at.kept, self.place(base, at))
+
+    def kept(self, at: _At, yes: str, no: str) -> str:
+        """`yes` where there are elements, `no` behind them."""
+        if at.kept == self.n:
+            return yes
+        flags = ", ".join(f"i1 {int(lane < at.kept)}" for lane in range(self.n))
+        return self.k.value(f"select <{self.n} x i1> <{flags}>, <{self.n} x float> {yes}, <{self.n} x float> {no}")
+
+    def groups(self, visit: Callable[[list[_At]], None]) -> None:
+        """visit(some vectors), until all were visited."""
+        self._walk([], lambda group, values: (visit(group), values)[1])
+
+    def reduce(self, start: str, turn: Callable[[_At, str], str], merge: Callable[[str, str], str]) -> str:
+        """One vector of what `turn` makes of all vectors; several are made side by side, and merged."""
+
+        def visit(group: list[_At], values: list[str]) -> list[str]:
+            made = [turn(at, value) for at, value in zip(group, values, strict=False)]
+            return [*made, *values[len(made) :]]
+
+        values = self._walk([start] * _WAYS, visit)
+        while len(values) > 1:
+            values = [*map(merge, values[::2], values[1::2])]
+        return values[0]
+
+    def _walk(self, start: list[str], visit: Callable[[list[_At], list[str]], list[str]]) -> list[str]:
+        n, vectors = self.n, self.spec.length // self.n
+        values, done = start, 0
+        if vectors > _SHORT:
+            done = vectors // _WAYS * _WAYS
+            carries = [Carry(type=f"<{n} x float>", start=value) for value in start]
+
+            def turn(index: str, inside: list[str]) -> list[str]:
+                return visit([_At(index, n * way, n) for way in range(_WAYS)], inside)
+
+            values = self.k.loop(0, done * n, _WAYS * n, turn, carries)
+        rest = [_At("0", n * vector, n) for vector in range(done, vectors)]
+        if self.spec.length > vectors * n:
+            rest.append(_At("0", n * vectors, self.spec.length - n * vectors))
+        for first in range(0, len(rest), _WAYS):
+            values = visit(rest[first : first + _WAYS], values)
+        return values
 
 
-def _mask(k: Kernel, kept: int, yes: str, no: str) -> str:
-    """`yes` where there are elements, `no` behind them."""
-    n = k.machine.floats
-    if kept == n:
-        return yes
-    flags = ", ".join(f"i1 {int(lane < kept)}" for lane in range(n))
-    return k.value(f"select <{n} x i1> <{flags}>, <{n} x float> {yes}, <{n} x float> {no}")
-
-
-def _softmax(k: Kernel, spec: Rows, x: str, out: str) -> None:
-    n, width = k.machine.floats, k.machine.width
+def _softmax(row: _Row) -> None:
+    k, n, width = row.k, row.n, row.width
     scale = k.load(f"<{n} x float>", "%params", width)
 
-    def scaled(index: str, kept: int) -> str:
-        value = k.binary("fmul", k.load_part("float", n, kept, k.step(x, index, 4)), scale, width)
-        return _mask(k, kept, value, k.splat(-math.inf))
+    def scaled(at: _At) -> str:
+        return row.kept(at, k.binary("fmul", row.load(row.x, at), scale, width), k.splat(-math.inf))
 
-    def largest(index: str, kept: int, values: list[str]) -> list[str]:
-        return [k.largest(values[0], scaled(index, kept), width)]
-
-    best = _sweep(k, spec, largest, [k.splat(-math.inf)])[0]
+    best = row.reduce(
+        k.splat(-math.inf),
+        lambda at, value: k.largest(value, scaled(at), width),
+        lambda a, b: k.largest(a, b, width),
+    )
     k.used.add(f"llvm.vector.reduce.fmax.v{n}f32")
     top = k.value(f"call float @llvm.vector.reduce.fmax.v{n}f32(<{n} x float> {best})")
     peak = k.spread(top, width)
 
-    def powers(index: str, kept: int, values: list[str]) -> list[str]:
-        power = exp(k, k.binary("fsub", scaled(index, kept), peak, width), width)
-        k.store_part("float", n, kept, power, k.step(out, index, 4))
-        return [k.binary("fadd", values[0], _mask(k, kept, power, "zeroinitializer"), width)]
+    def power(at: _At, total: str) -> str:
+        value = exp(k, k.binary("fsub", scaled(at), peak, width), width)
+        k.store_part("float", n, at.kept, value, row.place(row.out, at))
+        return k.binary("fadd", total, row.kept(at, value, "zeroinitializer"), width)
 
-    sums = _sweep(k, spec, powers, ["zeroinitializer"])[0]
-    share = k.spread(k.value(f"fdiv float {number(1.0)}, {k.total(sums, width)}"), width)
+    total = row.reduce("zeroinitializer", power, lambda a, b: k.binary("fadd", a, b, width))
+    share = k.spread(k.value(f"fdiv float {number(1.0)}, {k.total(total, width)}"), width)
 
-    def divide(index: str, kept: int, values: list[str]) -> list[str]:
-        place = k.step(out, index, 4)
-        value = k.binary("fmul", k.load_part("float", n, kept, place), share, width)
-        k.store_part("float", n, kept, value, place)
-        return values
+    def divide(group: list[_At]) -> None:
+        for at in group:
+            value = k.binary("fmul", row.load(row.out, at), share, width)
+            k.store_part("float", n, at.kept, value, row.place(row.out, at))
 
-    _sweep(k, spec, divide, [])
+    row.groups(divide)
 
 
-def _layer_norm(k: Kernel, spec: Rows, x: str, out: str) -> None:
-    n, width = k.machine.floats, k.machine.width
+def _layer_norm(row: _Row) -> None:
+    k, spec, n, width = row.k, row.spec, row.n, row.width
     padded = -(-spec.length // 16) * 64  # bytes of a parameter
 
-    def loaded(base: str, index: str, kept: int) -> str:
-        return k.load_part("float", n, kept, k.step(base, index, 4))
+    def mean(start: str, turn: Callable[[_At, str], str]) -> str:
+        total = k.total(row.reduce(start, turn, lambda a, b: k.binary("fadd", a, b, width)), width)
+        return k.value(f"fmul float {total}, {number(1.0 / spec.length)}")
 
-    def add(index: str, kept: int, values: list[str]) -> list[str]:
-        value = _mask(k, kept, loaded(x, index, kept), "zeroinitializer")
-        return [k.binary("fadd", values[0], value, width)]
+    def add(at: _At, total: str) -> str:
+        return k.binary("fadd", total, row.load(row.x, at), width)
 
-    share = number(1.0 / spec.length)
-    total = k.total(_sweep(k, spec, add, ["zeroinitializer"])[0], width)
-    mean = k.spread(k.value(f"fmul float {total}, {share}"), width)
+    middle = k.spread(mean("zeroinitializer", add), width)
 
-    def square(index: str, kept: int, values: list[str]) -> list[str]:
-        off = k.binary("fsub", loaded(x, index, kept), mean, width)
-        return [k.fma(off, _mask(k, kept, off, "zeroinitializer"), values[0], width)]
+    def square(at: _At, total: str) -> str:
+        off = row.kept(at, k.binary("fsub", row.load(row.x, at), middle, width), "zeroinitializer")
+        return k.fma(off, off, total, width)
 
-    total = k.total(_sweep(k, spec, square, ["zeroinitializer"])[0], width)
-    spread = k.spread(k.value(f"fadd float {k.value(f'fmul float {total}, {share}')}, {number(spec.eps)}"), width)
-    root = k.binary("fdiv", k.splat(1.0), k.call(f"llvm.sqrt.v{n}f32", spread), width)
-    grid = [k.load(f"<{n} x float>", k.at("%params", 2 * padded + 64 * index), width) for index in (0, 1)]
+    spread = k.spread(k.value(f"fadd float {mean('zeroinitializer', square)}, {number(spec.eps)}"), 16)
+    inverse = k.binary("fdiv", k.splat(1.0), k.call("llvm.sqrt.v4f32", spread), 16)
+    root = k.spread(k.value(f"extractelement <4 x float> {inverse}, i64 0"), width)
 
-    def write(index: str, kept: int, values: list[str]) -> list[str]:
-        off = k.binary("fmul", k.binary("fsub", loaded(x, index, kept), mean, width), root, width)
-        weight, bias = (loaded(k.at("%params", offset), index, kept) for offset in (0, padded))
-        value = k.fma(off, weight, bias, width)
+    def normal(at: _At) -> str:
+        off = k.binary("fmul", k.binary("fsub", row.load(row.x, at), middle, width), root, width)
+        weight, bias = (row.load(k.at("%params", offset), at) for offset in (0, padded))
+        return k.fma(off, weight, bias, width)
+
+    def write(group: list[_At]) -> None:
+        values = [normal(at) for at in group]
         if spec.out == "f32":
-            k.store_part("float", n, kept, value, k.step(out, index, 4))
-            return values
-        steps = k.least(k.splat(_LARGEST), k.binary("fmul", value, grid[0], width), width)
-        whole = k.value(f"add <{n} x i32> {k.round(steps, width)}, {k.round(grid[1], width)}")
-        packed = k.clamp_bytes(k.narrow([whole], width), spec.low, spec.high, n)
-        k.store_part("i8", n, kept, packed, k.step(out, index, 1))
-        return values
+            for at, value in zip(group, values, strict=True):
+                k.store_part("float", n, at.kept, value, row.place(row.out, at))
+            return
+        steps = [k.round(k.least(k.splat(_LARGEST), value, width), width) for value in values]
+        if len(group) == _WAYS and group[-1].kept == n:
+            packed = k.clamp_bytes(_in_order(k, k.narrow(steps, width), width), spec.low, spec.high, width)
+            k.store(f"<{width} x i8>", packed, row.place(row.out, group[0], 1))
+            return
+        for at, step in zip(group, steps, strict=True):
+            packed = k.clamp_bytes(k.narrow([step], width), spec.low, spec.high, n)
+            k.store_part("i8", n, at.kept, packed, row.place(row.out, at, 1))
 
-    _sweep(k, spec, write, [])
+    row.groups(write)
+
+
+def _in_order(k: Kernel, packed: str, width: int) -> str:
+    """Bytes of four vectors that were packed inside of lanes, one vector behind the other."""
+    lanes = width // 16
+    if lanes == 1:
+        return packed
+    fours = f"<{width // 4} x i32>"
+    words = k.value(f"bitcast <{width} x i8> {packed} to {fours}")
+    order = indices([4 * lane + vector for vector in range(4) for lane in range(lanes)])
+    return k.value(
+        f"bitcast {fours} {k.value(f'shufflevector {fours} {words}, {fours} poison, {order}')} to <{width} x i8>"
+    )

@@ -1,0 +1,134 @@
+"""Attention: one kernel, or products and a softmax where that does not fit. The quantize that follows is part of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from torch import fx
+
+from fxquant.engines.native import attention
+from fxquant.engines.native.attention import Attention
+from fxquant.engines.native.layouts import copy_dense
+from fxquant.engines.native.lazy import Value, join, lazy
+from fxquant.engines.native.ops import levels, pointer
+from fxquant.engines.native.read_acts import grid_of_quantize
+from fxquant.engines.native.read_rows import product, softmax
+from fxquant.engines.native.reader import Reader
+from fxquant.engines.native.shapes import Unread
+from fxquant.engines.native.values import Grid, View, broadcast, collapse, dense
+from fxquant.engines.read_qdq import is_quantize, only_user
+from fxquant.ops.table import argument
+
+_FEWEST = 8  # queries, below which the vectors of the one kernel are mostly empty
+_MOST_SCRATCH = 1 << 18  # bytes of a block's scores
+_MOVES = ("reshape", "permute", "squeeze", "identity")
+
+
+def read_attention(reader: Reader, node: fx.Node) -> Value:
+    """softmax(q k^T * scale + mask) v"""
+    op = reader.table.of_node(node, reader.region)
+    assert op is not None
+    q, k, v = (reader.floats(argument(node, op, index)) for index in range(3))
+    mask, dropout = argument(node, op, 3), argument(node, op, 4, 0.0)
+    if dropout or argument(node, op, 5, False) or node.kwargs.get("enable_gqa"):
+        raise Unread("it has settings that the kernel lacks")
+    scale = node.kwargs.get("scale")
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)  # type: ignore[arg-type]
+    if len(q.shape) < 2 or len(k.shape) != len(q.shape):
+        raise Unread("its operands have other axes")
+    added = None if mask is None else reader.floats(mask)
+    return _one_kernel(reader, node, (q, k, v, added), scale) or _products(reader, node, (q, k, v, added), scale)
+
+
+def _products(reader: Reader, node: fx.Node, given: tuple[View, View, View, View | None], scale: float) -> View:
+    q, k, v, mask = given
+    swapped = replace(
+        k, shape=(*k.shape[:-2], k.shape[-1], k.shape[-2]), strides=(*k.strides[:-2], k.strides[-1], k.strides[-2])
+    )
+    scores = product(reader, q, swapped, (*q.shape[:-1], k.shape[-2]))
+    if mask is not None:
+        total = join("mul", lazy(scores), scale, scores.shape)
+        scores = reader.compute(join("add", total, lazy(mask), scores.shape), None)
+        scale = 1.0
+    shares = softmax(reader, scores, scale)
+    shape = reader.shape(node)
+    # a last vector must not reach into the next head
+    return product(reader, shares, v, shape, _beside(shape) if shape[-1] % 16 == 0 else ())
+
+
+def _beside(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the order of axes that puts heads beside one another, as they are joined afterwards."""
+    return (1, 0, 2) if len(shape) == 3 else tuple(range(len(shape)))
+
+
+def _one_kernel(
+    reader: Reader, node: fx.Node, given: tuple[View, View, View, View | None], scale: float
+) -> View | None:
+    """Emit the kernel; None if it does not fit."""
+    shape, machine = reader.shape(node), reader.machine
+    lead, queries, depth, keys = shape[:-2], shape[-2], given[0].shape[-1], given[1].shape[-2]
+    sizes = ((queries, depth), (keys, depth), (keys, shape[-1]), (queries, keys))
+    views: list[View] = []
+    for view, size in zip(given, sizes, strict=True):
+        wide = None if view is None else broadcast(view, (*lead, *size))
+        if wide is None and view is not None:
+            return None
+        views.append(wide or views[0])
+    if queries < _FEWEST or (given[3] is not None and (views[3].strides[-2] or views[3].strides[-1] != 1)):
+        return None
+    views[:3] = [view if view.strides[-1] == 1 else copy_dense(reader, view) for view in views[:3]]
+    grid = _grid_behind(reader, node)
+    level = levels(views)
+    out = dense("f32" if grid is None else "u8", shape, _beside(shape), grid, level, tight=True)
+    steps = [tuple(view.buffer.element * step for step in view.strides[:-2]) for view in (*views, out)]
+    dims, strides = collapse(lead, steps, tuple(range(len(lead))))
+    spec = Attention(
+        heads=tuple(zip(dims, *strides, strict=True)),
+        queries=queries,
+        keys=keys,
+        depth=depth,
+        width=shape[-1],
+        q_row=4 * views[0].strides[-2],
+        k_row=4 * views[1].strides[-2],
+        v_row=4 * views[2].strides[-2],
+        out_row=out.buffer.element * out.strides[-2],
+        masked=given[3] is not None,
+        out=out.dtype,
+        low=0 if grid is None else grid.low,
+        high=255 if grid is None else grid.high,
+    )
+    if spec.scratch(machine) > _MOST_SCRATCH:
+        return None
+    scratch = dense("f32", (spec.blocks(machine) * spec.scratch(machine) // 4,), (0,), None, level)
+    factor = scale if spec.masked else scale * math.log2(math.e)
+    numbers = (factor, 1.0 if grid is None else 1.0 / grid.scale, 0.0 if grid is None else grid.zero)
+    params = reader.constant(np.repeat(np.array(numbers, np.float32), 16))
+    reader.emit(
+        attention.emit,
+        spec,
+        (*map(pointer, views), params, pointer(scratch), pointer(out)),
+        [*views, scratch],
+        out,
+        rows=spec.blocks(machine),
+        label=f"attention {'x'.join(map(str, (*lead, queries, keys, depth)))}",
+        macs=math.prod(lead) * queries * keys * (depth + shape[-1]),
+    )
+    return out
+
+
+def _grid_behind(reader: Reader, node: fx.Node) -> Grid | None:
+    """Return the grid onto which the output is put before anything else looks at it."""
+    behind = only_user(node)
+    while behind is not None and not is_quantize(behind):
+        op = reader.table.of_node(behind, reader.region)
+        if op is None or op.kind not in _MOVES or behind.all_input_nodes[:1] != [node]:
+            return None
+        node, behind = behind, only_user(behind)
+    if behind is None:
+        return None
+    try:
+        return grid_of_quantize(reader, behind)
+    except Unread:
+        return None

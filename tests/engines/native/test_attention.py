@@ -1,0 +1,79 @@
+"""Attention in one kernel, on every machine that runs here: odd sizes, masks, scores without bounds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxquant as fq
+from fxquant.graph.region import Region
+from fxquant.numerics.affine import sqnr_db
+
+pytest.importorskip("llvmlite")
+
+from fxquant.engines.native.libraries import Libraries
+from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
+from fxquant.engines.native.program import Program
+from fxquant.engines.native.read import read
+from fxquant.engines.native.runner import plain_graph
+
+MACHINES = [
+    pytest.param(machine, id=machine.name, marks=pytest.mark.skipif(not runs_here(machine), reason="not this CPU"))
+    for machine in (AVX512, AVX512_256, AVX2)
+]
+
+
+class Attends(nn.Module):
+    def __init__(self, heads: int, depth: int, keys: int | None, mask: bool) -> None:
+        super().__init__()
+        self.heads, self.keys, self.mask = heads, keys, mask
+        self.into, self.out = nn.Linear(heads * depth, 3 * heads * depth), nn.Linear(heads * depth, 6)
+
+    def forward(self, x: Tensor, added: Tensor) -> Tensor:
+        q, k, v = self.into(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        k, v = k[:, :, : self.keys], v[:, :, : self.keys]
+        y = F.scaled_dot_product_attention(q, k, v, added if self.mask else None)
+        return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def run(model: Attends, x: Tensor, added: Tensor, machine: Machine, *, odd: Tensor | None = None) -> list[Tensor]:
+    """What the graph gives, and what machine code does; its kernels have to be one."""
+    made = fq.quantize(model.eval(), [(x, added)], engine="reference", precision="int8")
+    assert isinstance(made, Region)
+    graph = plain_graph(made)
+    found = read(made, graph, (x, added), machine)
+    assert any(op.label.startswith("attention") for op in found.ops)
+    given = added if odd is None else odd
+    with torch.no_grad():
+        return [made(x, given), Program(found, Libraries()).run([x, given], x.shape[0])]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    ("length", "keys", "heads", "depth"), [(40, None, 2, 16), (9, None, 3, 12), (67, 50, 1, 20)], ids=str
+)
+def test_agrees_at_odd_sizes(length: int, keys: int | None, heads: int, depth: int, machine: Machine) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, length, heads * depth)
+    expected, actual = run(Attends(heads, depth, keys, mask=False), x, torch.zeros(2, 1, 1, length), machine)
+    assert sqnr_db(expected, actual) > 35
+
+
+@pytest.mark.parametrize("nothing", [-math.inf, torch.finfo(torch.float32).min, -1e4])
+def test_masks_of_keys(nothing: float) -> None:
+    """Where nothing is left, a mask of the least float gives all keys the same share, and one of -inf no number."""
+    machine = next(machine for machine in (AVX512, AVX2) if runs_here(machine))
+    torch.manual_seed(0)
+    x, added = torch.randn(2, 24, 32), torch.zeros(2, 1, 1, 24)
+    added[:, :, :, 17:] = nothing
+    empty = added.clone()
+    empty[1] = nothing
+    expected, actual = run(Attends(2, 16, None, mask=True), x, added, machine)
+    assert sqnr_db(expected, actual) > 35
+    expected, actual = run(Attends(2, 16, None, mask=True), x, added, machine, odd=empty)
+    assert sqnr_db(expected[0], actual[0]) > 35
+    assert math.isinf(nothing) or sqnr_db(expected[1], actual[1]) > 35
