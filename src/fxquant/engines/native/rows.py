@@ -87,7 +87,12 @@ class _Row:
 
     def groups(self, visit: Callable[[list[_At]], None]) -> None:
         """visit(some vectors), until all were visited."""
-        self._walk([], lambda group, values: (visit(group), values)[1])
+
+        def turn(group: list[_At], values: list[str]) -> list[str]:
+            visit(group)
+            return values
+
+        self._walk([], turn)
 
     def reduce(self, start: str, turn: Callable[[_At, str], str], merge: Callable[[str, str], str]) -> str:
         """One vector of what `turn` makes of all vectors; several are made side by side, and merged."""

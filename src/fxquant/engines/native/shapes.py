@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
 
-from fxquant.capture.guards import apply_in_place
+from fxquant.capture.guards import apply_in_place, check_same
 from fxquant.engines.native.fold_sizes import Values, fold_sizes
 from fxquant.graph import torch_compat
 from fxquant.graph.paths import get_attr
@@ -119,7 +119,19 @@ def find_shapes(root: nn.Module, graph: fx.Graph, inputs: Sequence[object]) -> t
         runs.append(interpreter.env)
     fold_sizes(graph, (runs[0], runs[1]))
     nodes = [node for node in graph.nodes if node.op != "output"]
-    return {node: _compared(runs[0][node], runs[1][node]) for node in nodes}, runs[0]
+    shapes = {node: _compared(runs[0][node], runs[1][node]) for node in nodes}
+    for node in nodes:
+        if _holds_always(node, shapes):
+            graph.erase_node(node)
+    return shapes, runs[0]
+
+
+def _holds_always(node: fx.Node, shapes: Shapes) -> bool:
+    """Tell whether a node checks how many pieces a tensor has that is not cut along the batch; it held in two runs."""
+    if node.target is not check_same or node.args[1] != "len":
+        return False
+    pieces = shapes.get(node.args[0])  # type: ignore[arg-type]
+    return isinstance(pieces, (list, tuple)) and all(isinstance(piece, Shape) for piece in pieces)
 
 
 def order_of(tensor: Tensor) -> tuple[int, ...]:
