@@ -33,7 +33,7 @@ from fxquant.graph.adapt_state import adapt_state, add_flat, drop_flat
 from fxquant.graph.check_call import first_call, refuse_floats
 from fxquant.graph.container import lend_methods
 from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
-from fxquant.graph.float_dtype import cast, own_dtype, split_move
+from fxquant.graph.float_dtype import cast, cast_halves, own_dtype, split_move
 from fxquant.graph.origin import Origin
 from fxquant.graph.paths import find_module
 from fxquant.graph.plan import Plan
@@ -163,6 +163,10 @@ class Region(fx.GraphModule):
         return self._run_lowered(lowering, args, kwargs)
 
     def _run_lowered(self, lowering: Lowering, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if devices := torch_compat.autocasting():  # kernels know nothing of it, so that no op is to
+            own = own_dtype(self.graph)
+            with torch_compat.without_autocast(devices):
+                return self._run_lowered(lowering, *cast_halves((args, kwargs), own))
         if lowering.filled is not None:
             lowering.filled.ready(self)
             error = None if torch.compiler.is_compiling() else lowering.filled.refuses(args, kwargs)

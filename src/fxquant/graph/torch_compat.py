@@ -182,6 +182,26 @@ def plain_mode() -> bool:
     )
 
 
+def is_transformed() -> bool:
+    """Tell whether torch.func transforms the ops that run: vmap, grad and others, which know torch's own ops."""
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return active is not None and bool(active())
+
+
+def autocasting() -> list[str]:
+    """Return the kinds of device on which torch.autocast casts the ops that run."""
+    return [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+
+
+@contextlib.contextmanager
+def without_autocast(devices: Sequence[str]) -> Iterator[None]:
+    """A context in which ops on these devices run as they are written."""
+    with contextlib.ExitStack() as stack:
+        for device in devices:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
 def class_before_script(module: nn.Module) -> type:
     """Return the class of a module; of a scripted one that which it was made of, if it is one of torch's."""
     if not is_scripted(module):

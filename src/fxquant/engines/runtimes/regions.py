@@ -87,7 +87,7 @@ class RegionRunner(Runner):
         if self.failed:
             return self.lowered(region, args, kwargs)
         if self.runtime is None or not torch_compat.plain_mode():
-            return self._pass_on("under autocast, tracing or a mode of torch", region, args, kwargs)
+            return self._pass_on("under tracing, torch.func or a mode of torch", region, args, kwargs)
         if self.lowered.hooks.listen(region) or not self.watch.holds():
             return self._pass_on(_CHANGED, region, args, kwargs)
         try:
