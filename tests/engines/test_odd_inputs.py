@@ -44,6 +44,8 @@ def odd(x: Tensor) -> Iterator[tuple[str, Any]]:
     yield "strides", x.transpose(0, 1).contiguous().transpose(0, 1)
     if x.is_floating_point():
         yield from {"infinite": x * math.inf, "gradient": x.clone().requires_grad_()}.items()
+        for value in (math.nan, math.inf, -math.inf):
+            yield f"one {value}", x.flatten().index_fill(0, torch.tensor(3), value).view_as(x)
 
 
 def outcome(model: nn.Module, given: Any) -> Any:
@@ -89,6 +91,21 @@ def test_engines_do_as_the_reference_does(name: str, kind: str, engine: str) -> 
 @pytest.mark.parametrize("engine", RUNTIMES)
 def test_runtimes_do_as_the_reference_does(engine: str) -> None:
     check("conv2d", "static", engine)
+
+
+@pytest.mark.parametrize("target", ["x86", "tflite"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nan_is_the_integer_0_of_a_fixed_grid(engine: str, target: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    prepared = fq.prepare_fx(MODELS["conv2d"][0]().eval(), fq.get_default_qconfig_mapping(target), (x,), target=target)
+    prepared(x)
+    reference, model = (fq.convert_fx(prepared, engine=each) for each in ("reference", engine))
+    traced = torch.jit.trace(fq.convert_fx(prepared, engine="onednn"), (x,))
+    x[0, 0, 2, 2] = math.nan
+    assert reference(x).isfinite().all()
+    for run in (model, model, traced):
+        torch.testing.assert_close(run(x), reference(x), atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -21,6 +21,7 @@ from fxquant.engines.native.plan import place
 from fxquant.engines.native.reader import Export, Reader
 from fxquant.engines.native.shapes import Shape, Unread, order_of
 from fxquant.engines.native.threads import workers
+from fxquant.engines.onednn.unsigned import nan_of
 from fxquant.errors import InputError
 from fxquant.graph.nodes import reads_size
 from fxquant.graph.paths import get_attr
@@ -119,6 +120,7 @@ class Program:
         self.macs = sum(op.macs for op in self.plan.ops)
         self.single = sum(op.macs for op in self.plan.ops if op.single)
         self.whole = reader.whole
+        self.signed = any(nan_of(node) for node in reader.graph.nodes)  # NaN is the lowest byte in code
         packed = reader.constants.packed()
         self.constants = aligned(packed.nbytes)
         self.constants[:] = packed

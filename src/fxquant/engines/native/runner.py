@@ -1,17 +1,17 @@
 """Runs a region in machine code; calls that it does not take run on oneDNN, by the lowered graph.
 
-Code is made for the inputs of the first call, and for those of other sizes when they come again, more seldom where
-there are many; it belongs to this process. A region whose tensors or modes change gets new code; with hooks, for
-gradients, or under a mode of torch the lowered graph runs. Once its ops are written down, as a trace, it always does.
+Code is made when a size first comes, before it is answered, for as many sizes as the settings say; those that come
+after them run on oneDNN for good. So a model gives the same answer to the same input every time, although machine code
+and oneDNN round some values to different steps. Code belongs to this process. A region whose tensors or modes change
+gets new code; with hooks, for gradients, or under a mode of torch the lowered graph runs. Once its ops are written
+down, as a trace, it always does.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from fxquant.engines.native.scan import Scans
 from fxquant.engines.native.settings import Native
 from fxquant.engines.native.shapes import Shape, Unread, order_of
 from fxquant.engines.native.verdicts import keep_verdict, load_verdict
+from fxquant.engines.onednn.kernels import has_nan
 from fxquant.engines.onednn.runner import OneDnn
 from fxquant.engines.onednn.unsigned import move_up
 from fxquant.engines.watch import Watch, watch
@@ -44,9 +45,8 @@ log = logging.getLogger("fxquant")
 
 Key = tuple[Any, ...]
 Listener = Callable[[Program | None, list[Any]], None]  # gets the calls; see tables/profile.py
-MOST_PROGRAMS = 8
-_MOST_SEEN = 256
 _WRITTEN = "torch.jit.trace or torch.export wrote down torch's ops, and it gives what they give since then"
+_MANY = "Code is made for the first sizes that come; engine=fxquant.Native(sizes=...) says for how many."
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -58,7 +58,7 @@ def plain_graph(region: Region) -> fx.Graph:
 
 
 class NativeRunner(Runner):
-    """The programs of one region, by the sizes that they are for; the least recently used is dropped."""
+    """The programs of one region, by the sizes that they are for."""
 
     def __init__(self, lowered: OneDnn, machine: Machine, settings: Native) -> None:
         self.lowered = lowered
@@ -74,10 +74,8 @@ class NativeRunner(Runner):
         self.watch: Watch | None = None
         self.placeholders: list[fx.Node] = []
         self.parameters: list[nn.Parameter] = []
-        self.programs: OrderedDict[Key, Program] = OrderedDict()
+        self.programs: dict[Key, Program] = {}
         self.refused: dict[Key, str] = {}
-        self.seen: OrderedDict[Key, int] = OrderedDict()  # sizes without a program, and how often they came
-        self.dropped = 0  # programs that others took the place of
         cache = self.settings.cache
         self.libraries = Libraries(Cache(None if cache is None else Path(cache)))
         self.told: set[str] = set()
@@ -124,7 +122,7 @@ class NativeRunner(Runner):
         if self.lowered.hooks.listen(region):
             return self._pass_on(region, args, kwargs, "with hooks")
         if not torch_compat.plain_mode():
-            return self._pass_on(region, args, kwargs, "under autocast, tracing or a mode of torch")
+            return self._pass_on(region, args, kwargs, "under tracing, torch.func or a mode of torch")
         if not self.placeholders:
             self.placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
         inputs = bind(region, self.placeholders, args, kwargs)
@@ -139,15 +137,10 @@ class NativeRunner(Runner):
         if torch.is_grad_enabled() and any(map(_wants_gradient, (*inputs, *self.parameters))):
             return self._pass_on(region, args, kwargs, "where gradients are asked for: use torch.no_grad()")
         program = self.programs.get(key)
-        if program is not None and len(self.programs) == MOST_PROGRAMS:
-            with contextlib.suppress(KeyError):  # another thread may have dropped it
-                self.programs.move_to_end(key)
         if self.listener is not None:
             self.listener(program, inputs)
         if program is None:
             return self._without(region, key, inputs, args, kwargs)
-        if not program.pays(_batch_of(inputs)):
-            return self._onednn(region, args, kwargs)
         return self._run(region, program, inputs, args, kwargs)
 
     def _run(
@@ -158,6 +151,8 @@ class NativeRunner(Runner):
         args: tuple[object, ...],
         kwargs: dict[str, object],
     ) -> object:
+        if not _takes(program, inputs):
+            return self._onednn(region, args, kwargs)
         try:
             return _finish(program, inputs)
         except Unread as error:  # sizes that follow from values
@@ -166,26 +161,22 @@ class NativeRunner(Runner):
     def _without(
         self, region: Region, key: Key, inputs: list[object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
-        """Return a call without a program. The first size gets one at once, others when they came often enough."""
+        """Return a call without a program: that of its size is made, unless there are enough of other sizes."""
         with self._lock:
+            if key in self.programs:  # another thread has made it
+                return self(region, args, kwargs)
             if key not in self.refused and unknown_code(region):
                 self.refused[key] = unknown_code(region)
             if key in self.refused:
                 return self._pass_on(region, args, kwargs, "for inputs of some sizes", self.refused[key])
-            if self.known and key not in self.known and not self._is_due(key):
-                if any(_form(key) == _form(known) for known in self.known):
+            if key not in self.known and len({*self.known, *self.refused}) >= self.settings.sizes:
+                return self._pass_on(region, args, kwargs, "for inputs of further sizes", _MANY)
+            if self.known and all(_form(key) != _form(known) for known in self.known):
+                try:
+                    _interpret(region, plain_graph(region), inputs)  # as likely as not, this raises
+                except (InputError, TypeError):
                     return self._onednn(region, args, kwargs)
-                return _interpret(region, plain_graph(region), inputs)  # as likely as not, this raises
             return self._first(region, key, inputs, args, kwargs)
-
-    def _is_due(self, key: Key) -> bool:
-        """Whether a size came often enough: twice, and twice as often for each program that was dropped for another."""
-        count = self.seen.pop(key, 0) + 1
-        self.seen[key] = count
-        while len(self.seen) > _MOST_SEEN:
-            self.seen.popitem(last=False)
-            self.refused.clear()
-        return count >= 2 << min(self.dropped, 20)
 
     def _first(
         self, region: Region, key: Key, inputs: list[object], args: tuple[object, ...], kwargs: dict[str, object]
@@ -207,8 +198,8 @@ class NativeRunner(Runner):
         try:
             if isinstance(made, Exception):
                 raise made
-            whole = not made.whole or _batch_of(inputs) == 1
-            if not whole:
+            takes = _takes(made, inputs)
+            if made.whole and _batch_of(inputs) != 1:
                 inputs = _first_sample(inputs)
                 raw = _run_plain(region, graph, inputs)
             made.lay_out(raw)
@@ -221,7 +212,7 @@ class NativeRunner(Runner):
             return self._refuse(region, key, why, logging.WARNING, args, kwargs)
         keep_verdict(self.libraries.cache, made, text)
         self.keep(key, made)
-        return found if whole else self._onednn(region, args, kwargs)
+        return found if takes else self._onednn(region, args, kwargs)
 
     def _attempt(self, region: Region, graph: fx.Graph, inputs: list[object]) -> Program | Exception:
         try:
@@ -255,9 +246,6 @@ class NativeRunner(Runner):
     def keep(self, key: Key, program: Program) -> None:
         self.programs[key] = program
         self.known[key] = None
-        while len(self.programs) > MOST_PROGRAMS:
-            self.known.pop(self.programs.popitem(last=False)[0], None)
-            self.dropped += 1
 
     def _pass_on(
         self, region: Region, args: tuple[object, ...], kwargs: dict[str, object], when: str, why: str = ""
@@ -287,6 +275,11 @@ class NativeRunner(Runner):
 def _left(reader: Reader) -> list[fx.Node]:
     """Return the nodes that Python runs on tensors with a batch."""
     return [node for node in reader.reasons if isinstance(reader.shapes.get(node), Shape) and not reads_size(node)]
+
+
+def _takes(program: Program, inputs: list[object]) -> bool:
+    """Whether a call is run by its program: where it pays, and NaN, if there is any, becomes what it does elsewhere."""
+    return program.pays(_batch_of(inputs)) and not (program.signed and any(map(has_nan, inputs)))
 
 
 def _wants_gradient(value: object) -> bool:

@@ -67,10 +67,10 @@ def _is_orderly(x: Tensor) -> bool:
 
 
 def quantize_channels_last(
-    x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+    x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype, nan: int = 0
 ) -> Tensor:
     """The same for a picture on its way to a convolution: channels go last while the bytes are few."""
-    q = quantize(x, scale, zero_point, quant_min, quant_max, dtype)
+    q = quantize(x, scale, zero_point, quant_min, quant_max, dtype, nan)
     if torch.compiler.is_compiling() or torch_compat.is_traced():
         return q
     if x.dim() != 4 or x.shape[1] > _FEW or not x.is_contiguous():
@@ -80,17 +80,38 @@ def quantize_channels_last(
 
 
 def quantize(
-    x: Tensor, scale: float | Tensor, zero_point: int | Tensor, quant_min: int, quant_max: int, dtype: torch.dtype
+    x: Tensor,
+    scale: float | Tensor,
+    zero_point: int | Tensor,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    nan: int = 0,
 ) -> Tensor:
-    """clamp(round(x / scale) + zero_point) in one pass."""
+    """clamp(round(x / scale) + zero_point) in one pass. NaN becomes the integer `nan`."""
     if x.dtype == torch.float32 and dtype in _QUANTIZED and _fast(x) and _is_orderly(x):
         step: Any = scale  # with the zero point both numbers, or tensors, in a trace
         zero: Any = zero_point
+        x = _without_nan(x, scale, zero_point, nan)
         q = _plain(torch.quantize_per_tensor(x, step, zero, _QUANTIZED[dtype]), dtype)
         return q if quant_max - quant_min == 255 else q.clamp_(quant_min, quant_max)
     _check_float(x)
     steps = torch.round(x.float() * (1.0 / scale)) + zero_point
-    return torch.clamp(steps, quant_min, quant_max).to(dtype)
+    return torch.clamp(torch.nan_to_num(steps, nan, math.inf, -math.inf), quant_min, quant_max).to(dtype)
+
+
+def _without_nan(x: Tensor, scale: float | Tensor, zero_point: int | Tensor, nan: int) -> Tensor:
+    """Put NaN where an integer is: a cast in the QDQ graph makes 0 of it, and torch's kernel the largest one."""
+    if isinstance(scale, Tensor) or isinstance(zero_point, Tensor):  # a range of its own, which is NaN as well
+        return x
+    if torch_compat.is_traced() or has_nan(x):
+        return torch.nan_to_num(x, (nan - zero_point) * scale, math.inf, -math.inf)
+    return x
+
+
+def has_nan(value: object) -> bool:
+    """Tell whether a float tensor may have elements that are NaN, or infinite ones of both signs."""
+    return isinstance(value, Tensor) and value.is_floating_point() and math.isnan(value.sum().item())
 
 
 def quantize_channels(

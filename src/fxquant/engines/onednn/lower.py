@@ -25,7 +25,7 @@ from fxquant.engines.onednn.pairs import may_overflow
 from fxquant.engines.onednn.runner import OneDnn
 from fxquant.engines.onednn.support import TAILS, explicit_padding, supports, supports_float_sum, tail_of
 from fxquant.engines.onednn.transposed import TransposedKernel, fits
-from fxquant.engines.onednn.unsigned import to_unsigned
+from fxquant.engines.onednn.unsigned import nan_of, to_unsigned
 from fxquant.engines.onednn.weight_only_linear import WeightOnlyLinear
 from fxquant.engines.read_qdq import Group, dtype_of, grid_of, is_dequantize, is_quantize, match_group, weight_holder
 from fxquant.graph import torch_compat
@@ -211,7 +211,7 @@ def _lower_boundary(region: Region, node: fx.Node) -> None:
         to_conv = all(isinstance(_kernel(region, user), ConvKernel) for user in node.users)
         with region.graph.inserting_before(node):
             function = kernels.quantize_channels_last if to_conv else kernels.quantize
-            new = mark(region.graph.call_function(function, node.args), Layout.EACH, 0)
+            new = mark(region.graph.call_function(function, (*node.args, nan_of(node))), Layout.EACH, 0)
     elif node.target is torch_compat.QUANTIZE_CHANNEL and node.args[6] == torch.uint8:
         with region.graph.inserting_before(node):
             new = mark(region.graph.call_function(kernels.quantize_channels, node.args), Layout.EACH, 0)

@@ -11,7 +11,7 @@ from torch import fx
 from fxquant.engines.read_qdq import dtype_of, is_dequantize, is_quantize
 from fxquant.graph.region import Region
 
-_UP = 128
+_UP, _MOVED = 128, "moved_up"
 
 
 def to_unsigned(region: Region) -> Region:
@@ -32,3 +32,9 @@ def _move_up(node: fx.Node) -> None:
     x, scale, zero, low, high, _ = node.args
     assert isinstance(zero, int) and isinstance(low, int) and isinstance(high, int)
     node.args = (x, scale, zero + _UP, low + _UP, high + _UP, torch.uint8)
+    node.meta[_MOVED] = True
+
+
+def nan_of(quantize: fx.Node) -> int:
+    """Return the integer that NaN becomes: 0, which a cast makes of it, moved up where the grid was."""
+    return _UP if quantize.meta.get(_MOVED) else 0
