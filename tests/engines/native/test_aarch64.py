@@ -21,9 +21,9 @@ pytest.importorskip("llvmlite")
 from fxquant.engines.native.compiler import module_text, object_code
 from fxquant.engines.native.libraries import make_functions
 from fxquant.engines.native.machine import NEON, NEON_I8MM, Machine
+from fxquant.engines.native.plain import plain_graph
 from fxquant.engines.native.plan import place
 from fxquant.engines.native.read import read
-from fxquant.engines.native.runner import plain_graph
 
 GCC, QEMU = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64-static")
 pytestmark = pytest.mark.skipif(

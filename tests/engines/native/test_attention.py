@@ -17,9 +17,9 @@ pytest.importorskip("llvmlite")
 
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
+from fxquant.engines.native.plain import plain_graph
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
-from fxquant.engines.native.runner import plain_graph
 
 MACHINES = [
     pytest.param(machine, id=machine.name, marks=pytest.mark.skipif(not runs_here(machine), reason="not this CPU"))

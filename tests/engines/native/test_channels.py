@@ -13,9 +13,9 @@ pytest.importorskip("llvmlite")
 
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import MACHINES, Machine, runs_here
+from fxquant.engines.native.plain import plain_graph
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
-from fxquant.engines.native.runner import plain_graph
 
 _HERE = [machine for machine in MACHINES if runs_here(machine)]
 _SPEC = fq.Spec(bits=8, signed=False, symmetric=False, granularity="per_channel", axis=1)

@@ -18,10 +18,10 @@ pytest.importorskip("llvmlite")
 from fxquant.engines.native.compiler import module_text, object_code
 from fxquant.engines.native.libraries import Libraries, make_functions
 from fxquant.engines.native.machine import AVX2, AVX512, Machine, runs_here
+from fxquant.engines.native.plain import plain_graph
 from fxquant.engines.native.plan import place
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
-from fxquant.engines.native.runner import plain_graph
 
 MACHINES = (AVX512, AVX2)
 ACTS = (nn.Identity(), nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.GELU(), nn.Hardswish(), nn.LeakyReLU(0.2), nn.Tanh())

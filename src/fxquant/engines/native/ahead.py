@@ -27,7 +27,7 @@ def ask_ahead(ops: Sequence[Op], size: int, machine: Machine) -> list[Op]:
     products = [index for index, op in enumerate(ordered) if isinstance(op.spec, Gemm)]
     starts = [_start(ordered[index]) for index in products]
     reached = size
-    for index, start, end in reversed([*zip(products, starts, [*starts[1:], size], strict=True)]):
+    for index, start, end in reversed([*zip(products, starts, [*starts, size][1:], strict=True)]):
         op = ordered[index]
         most = int(_SHARE * LINE * op.spec.steps(machine))
         first = min(start + _FAR, max(min(end, start + _NEAR), reached - most))

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from fxquant.engines.agreement import compare, nudge
 from fxquant.engines.known_code import unknown_code
 from fxquant.engines.native.cache import Cache
+from fxquant.engines.native.calls import Key, batch_of, bind, first_sample, form_of, key_of, wants_gradient
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.plain import interpret, plain_graph, returned, run_plain
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
 from fxquant.engines.native.reader import Reader
@@ -33,28 +35,18 @@ from fxquant.engines.native.shapes import Shape, Unread, order_of
 from fxquant.engines.native.verdicts import keep_verdict, load_verdict
 from fxquant.engines.onednn.kernels import has_nan
 from fxquant.engines.onednn.runner import OneDnn
-from fxquant.engines.onednn.unsigned import move_up
 from fxquant.engines.watch import Watch, watch
 from fxquant.errors import FxQuantError, InputError
 from fxquant.graph import torch_compat
-from fxquant.graph.lowering import Runner, filled_graph
+from fxquant.graph.lowering import Runner
 from fxquant.graph.nodes import reads_size
 from fxquant.graph.region import Region, region_name
 
 log = logging.getLogger("fxquant")
 
-Key = tuple[Any, ...]
 Listener = Callable[[Program | None, list[Any]], None]  # gets the calls; see tables/profile.py
 _WRITTEN = "torch.jit.trace or torch.export wrote down torch's ops, and it gives what they give since then"
 _MANY = "Code is made for the first sizes that come; engine=fxquant.Native(sizes=...) says for how many."
-_PLAIN = (type(None), bool, int, float, str)
-
-
-def plain_graph(region: Region) -> fx.Graph:
-    """Return the QDQ graph that a region was lowered from, with numbers in it, and unsigned tensors."""
-    graph = filled_graph(region)
-    move_up(graph)
-    return graph
 
 
 class NativeRunner(Runner):
@@ -134,7 +126,7 @@ class NativeRunner(Runner):
                 self.programs.clear()
                 self.refused.clear()
                 self.watch, self.parameters = watch(region), list(region.parameters())
-        if torch.is_grad_enabled() and any(map(_wants_gradient, (*inputs, *self.parameters))):
+        if torch.is_grad_enabled() and any(map(wants_gradient, (*inputs, *self.parameters))):
             return self._pass_on(region, args, kwargs, "where gradients are asked for: use torch.no_grad()")
         program = self.programs.get(key)
         if self.listener is not None:
@@ -171,9 +163,9 @@ class NativeRunner(Runner):
                 return self._pass_on(region, args, kwargs, "for inputs of some sizes", self.refused[key])
             if key not in self.known and len({*self.known, *self.refused}) >= self.settings.sizes:
                 return self._pass_on(region, args, kwargs, "for inputs of further sizes", _MANY)
-            if self.known and all(_form(key) != _form(known) for known in self.known):
+            if self.known and all(form_of(key) != form_of(known) for known in self.known):
                 try:
-                    _interpret(region, plain_graph(region), inputs)  # as likely as not, this raises
+                    interpret(region, plain_graph(region), inputs)  # as likely as not, this raises
                 except (InputError, TypeError):
                     return self._onednn(region, args, kwargs)
             return self._first(region, key, inputs, args, kwargs)
@@ -192,19 +184,19 @@ class NativeRunner(Runner):
             return self._run(region, made, inputs, args, kwargs)
         try:
             with torch.random.fork_rng(devices=[]):  # this run and that of the program see the same random numbers
-                raw = _run_plain(region, graph, inputs)
+                raw = run_plain(region, graph, inputs)
         except (InputError, TypeError):  # inside a model, such calls run the user's code
             return self._onednn(region, args, kwargs)
         try:
             if isinstance(made, Exception):
                 raise made
             takes = _takes(made, inputs)
-            if made.whole and _batch_of(inputs) != 1:
-                inputs = _first_sample(inputs)
-                raw = _run_plain(region, graph, inputs)
+            if made.whole and batch_of(inputs) != 1:
+                inputs = first_sample(inputs)
+                raw = run_plain(region, graph, inputs)
             made.lay_out(raw)
             found = _finish(made, inputs)
-            compare(_returned(graph, raw), found, lambda: _interpret(region, graph, nudge(inputs)), "native")
+            compare(returned(graph, raw), found, lambda: interpret(region, graph, nudge(inputs)), "native")
         except Unread as error:
             return self._refuse(region, key, str(error), logging.INFO, args, kwargs)
         except Exception as error:  # a model runs, whatever is wrong with its code
@@ -279,101 +271,18 @@ def _left(reader: Reader) -> list[fx.Node]:
 
 def _takes(program: Program, inputs: list[object]) -> bool:
     """Whether a call is run by its program: where it pays, and NaN, if there is any, becomes what it does elsewhere."""
-    return program.pays(_batch_of(inputs)) and not (program.signed and any(map(has_nan, inputs)))
-
-
-def _wants_gradient(value: object) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
-
-
-def _batch_of(inputs: list[object]) -> int:
-    return next(value.shape[0] for value in inputs if isinstance(value, Tensor))
-
-
-def _first_sample(inputs: list[object]) -> list[object]:
-    return [value[:1] if isinstance(value, Tensor) else value for value in inputs]
+    return program.pays(batch_of(inputs)) and not (program.signed and any(map(has_nan, inputs)))
 
 
 def _finish(program: Program, inputs: list[object]) -> object:
     if torch.is_grad_enabled():
         with torch.no_grad():
-            made = program.run(inputs, _batch_of(inputs))
+            made = program.run(inputs, batch_of(inputs))
     else:
-        made = program.run(inputs, _batch_of(inputs))
-    return _returned(program.graph, made)
-
-
-def _interpret(region: Region, graph: fx.Graph, inputs: Sequence[object]) -> object:
-    """Return what the QDQ graph itself returns."""
-    return _returned(graph, _run_plain(region, graph, inputs))
-
-
-def _run_plain(region: Region, graph: fx.Graph, inputs: Sequence[object]) -> object:
-    with torch.no_grad():
-        return fx.Interpreter(region, graph=graph).run(*inputs, enable_io_processing=False)
-
-
-def _returned(graph: fx.Graph, made: object) -> object:
-    codegen = graph._codegen
-    return codegen.process_outputs(made) if isinstance(codegen, fx.graph._PyTreeCodeGen) else made
-
-
-def bind(
-    region: Region, placeholders: list[fx.Node], args: tuple[object, ...], kwargs: dict[str, object]
-) -> list[object] | None:
-    """Return the values of the placeholders for a call; None if it does not fit."""
-    if not kwargs and len(args) == len(placeholders) and type(region.graph._codegen) is fx.graph.CodeGen:
-        return list(args)
-    codegen = region.graph._codegen
-    if isinstance(codegen, fx.graph._PyTreeCodeGen):
-        try:
-            return list(codegen.process_inputs(*args, **kwargs))
-        except (TypeError, ValueError, RuntimeError):
-            return None
-    given = list(args)
-    rest = dict(kwargs)
-    if len(given) > len(placeholders):
-        return None
-    for node in placeholders[len(given) :]:
-        name = str(node.target)
-        if name in rest:
-            given.append(rest.pop(name))
-        elif node.args and not name.startswith("*"):
-            given.append(node.args[0])
-        else:
-            return None
-    return None if rest else given
-
-
-def key_of(inputs: Sequence[object]) -> Key | None:
-    """Return what a program depends on; None if there is none for such inputs."""
-    key: list[Any] = []
-    batch = -1
-    for value in inputs:
-        if isinstance(value, Tensor):
-            if type(value) not in (Tensor, torch.nn.Parameter) or not _is_plain(value):
-                return None
-            if batch not in (-1, value.shape[0]):
-                return None
-            batch = value.shape[0]
-            key.append((value.dtype, value.shape[1:], order_of(value)))
-        elif isinstance(value, _PLAIN):
-            key.append((type(value), value))
-        else:
-            return None
-    return tuple(key) if batch > 0 else None
+        made = program.run(inputs, batch_of(inputs))
+    return returned(program.graph, made)
 
 
 def _layouts(region: Region) -> list[tuple[int, ...]]:
     """Tell how the tensors of a region lie in memory: with the inputs, that decides how results do."""
     return [order_of(tensor) for tensor in (*region.parameters(), *region.buffers())]
-
-
-def _form(key: Key) -> list[object]:
-    """Return a key without the sizes: dtypes and numbers of dimensions."""
-    return [(part[0], len(part[1])) if isinstance(part[0], torch.dtype) else part for part in key]
-
-
-def _is_plain(value: Tensor) -> bool:
-    usual = value.is_cpu and value.layout is torch.strided and value.dim() > 0 and value.numel() > 0
-    return usual and not value.is_neg() and not value.is_conj()
