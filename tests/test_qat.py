@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import fxquant as fq
+from fxquant import algorithms
 from fxquant.errors import ConfigError, StageError
 from fxquant.numerics.affine import sqnr_db
 from fxquant.numerics.fake_quant import FakeQuant
@@ -199,6 +200,39 @@ def test_training_starts_from_a_calibrated_model(name: str, scheme: str) -> None
     expected = evaluate(fq.convert_fx(ptq, engine="reference"), args, kwargs)
     for ours, theirs in zip(evaluate(qat.eval(), args, kwargs), expected, strict=True):
         assert sqnr_db(theirs, ours) > (20 if scheme == "ste" else 5)
+
+
+@pytest.mark.parametrize("scheme", ["lsq", "lsq+", "tqt"])
+def test_training_starts_where_algorithms_put_a_frozen_model(scheme: str) -> None:
+    entry = ZOO["resnet"]
+    args = entry.inputs()
+    qconfig = SCHEMES[scheme]
+    post = fq.QConfig(activation=qconfig.activation.with_(learn=None), weight=qconfig.weight.with_(learn=None))
+    ptq = fq.prepare_fx(entry.build(), {"": post}, args, target="x86-vnni", algorithms=algorithms.BALANCED)
+    frozen = fq.freeze(fq.calibrate(ptq, [args]))
+    with torch.no_grad():
+        for quantizer in frozen.modules():
+            if isinstance(quantizer, FakeQuant):
+                quantizer.scale.mul_(2)  # what no observer would choose
+    wanted = evaluate(frozen, args, {})[0]
+    qat = fq.prepare_qat_fx(entry.build().train(), mapping(scheme), args, target="x86-vnni")
+    qat.load_state_dict(frozen.state_dict())
+    assert sqnr_db(wanted, evaluate(qat.eval(), args, {})[0]) > 40
+    train(qat.train(), args, {}, 1)
+
+
+def test_the_grids_of_a_frozen_model_of_other_bits_are_no_start() -> None:
+    entry = ZOO["resnet"]
+    args = entry.inputs()
+    frozen = fq.freeze(fq.calibrate(fq.prepare_fx(entry.build(), fq.get_default_qconfig_mapping(), args), [args]))
+    wide = {m.name: m.scale for m in frozen.modules() if isinstance(m, FakeQuant)}
+    few = SCHEMES["lsq"].activation.with_(bits=4)
+    qat = fq.prepare_qat_fx(entry.build().train(), {"": fq.QConfig(activation=few, weight=SCHEMES["lsq"].weight)}, args)
+    qat.load_state_dict(frozen.state_dict())
+    wanted = evaluate(entry.build(), args, {})[0]
+    assert sqnr_db(wanted, evaluate(qat.eval(), args, {})[0]) > 5
+    narrow = {m.name: m.compute_qparams()[0] for m in qat.modules() if isinstance(m, FakeQuant)}
+    assert narrow.keys() == wide.keys() and all(narrow[name] > 4 * wide[name] for name in narrow)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -25,7 +25,7 @@ from typing_extensions import Self
 from fxquant.config.spec import Spec
 from fxquant.errors import StageError
 from fxquant.graph.quantizer import Quantizer
-from fxquant.numerics.adopt import adopt_observer, adopt_tensors
+from fxquant.numerics.adopt import adopt_grid, adopt_observer, adopt_tensors, fixed_grid, is_near
 from fxquant.numerics.affine import choose_qparams, fake_quantize
 from fxquant.numerics.buffers import own_tensors, resize_to_loaded, restore_dtypes
 from fxquant.numerics.distributed.merge import merge_over_ranks
@@ -190,12 +190,21 @@ class FakeQuant(Switched, Quantizer):
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
         self.ready = False
         if self.spec.learn is not None and self.observer is not None:
-            state = state_dict.get(f"{prefix}_extra_state")
-            if self.learned is not None and isinstance(state, Tensor) and STATES[int(state) % _LOOKS_AWAY] != "train":
-                adopt_tensors(self, state_dict, prefix)
-            adopt_observer(self.observer, self.spec, state_dict, f"{prefix}activation_post_process.")
+            self._adopt(self.observer, state_dict, prefix)
         resize_to_loaded(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _adopt(self, observer: Observer, state_dict: dict[str, Tensor], prefix: str) -> None:
+        """Rewrite the state of a quantizer that did not train: it gives what is learned a start."""
+        extra, at = state_dict.get(f"{prefix}_extra_state"), f"{prefix}activation_post_process."
+        state = STATES[int(extra) % _LOOKS_AWAY] if isinstance(extra, Tensor) else "train"
+        grid = fixed_grid(state_dict, prefix) if state == "frozen" else None
+        if self.learned is not None and state != "train":
+            adopt_tensors(self, state_dict, prefix)
+        adopt_observer(observer, self.spec, state_dict, at)
+        if self.learned is not None and grid is not None and is_near(observer, grid, state_dict, at):
+            started = adopt_grid(self.learned, self.spec, grid)
+            state_dict.update({prefix + name: tensor for name, tensor in started.items()})
 
     def extra_repr(self) -> str:
         return f"{self.name}: {self.spec}, {self.state}"

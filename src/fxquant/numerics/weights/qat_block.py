@@ -110,6 +110,8 @@ class QatBlock(nn.Module):
 
         The statistics and gamma stay as they are here; `prefixes` are those of all modules by id.
         """
+        if f"{prefix}weight" in state_dict:
+            self.weight_fq.read_fixed(state_dict[f"{prefix}weight"], state_dict, f"{prefix}weight_fq.")
         for name, tensor in self.weight_fq.state_dict().items():
             state_dict.setdefault(f"{prefix}weight_fq.{name}", tensor)
         norm = self.norm

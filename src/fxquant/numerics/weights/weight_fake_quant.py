@@ -21,7 +21,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fxquant.config.spec import Spec
-from fxquant.numerics.affine import channel_axis, choose_qparams, fake_quantize, quantize
+from fxquant.numerics.adopt import adopt_grid, fixed_grid
+from fxquant.numerics.affine import channel_axis, choose_qparams, fake_quantize, quantize, sqnr_db
 from fxquant.numerics.buffers import own_tensors, restore_dtypes
 from fxquant.numerics.learned.base import Learned, Own
 from fxquant.numerics.learned.straight_through import straight_through
@@ -29,6 +30,8 @@ from fxquant.numerics.learned.table import add_parameters, learned_of, own_of
 from fxquant.numerics.ranges import rows_like_scale
 from fxquant.numerics.switches import Switched
 from fxquant.numerics.weights.weight_range import check_weight, weight_qparams, weight_range
+
+_FITS = 6.0  # dB: on a grid of half the bits next to nothing of a weight is left
 
 
 class WeightFakeQuant(Switched):
@@ -74,6 +77,22 @@ class WeightFakeQuant(Switched):
         low, high = weight_range(weight.detach().float(), learned.starting(self.spec))
         learned.start(own, *choose_qparams(low, high, self.spec), self.spec)
         own[learned.name].data.sub_(size)
+
+    @torch.no_grad()
+    def read_fixed(self, weight: Tensor, state_dict: dict[str, Tensor], prefix: str) -> None:
+        """Rewrite the fixed grid of a weight into where what is learned starts; one of other bits is left out."""
+        grid = None if self.frozen else fixed_grid(state_dict, prefix)
+        if grid is None:
+            return
+        del state_dict[f"{prefix}scale"], state_dict[f"{prefix}zero_point"]
+        if self.learned is None or grid[0].shape != own_of(self)[self.learned.name].shape:
+            return
+        values = weight.detach().float()
+        if sqnr_db(values, fake_quantize(values, *grid, self.spec)) < _FITS:
+            return
+        started = adopt_grid(self.learned, self.spec, grid)
+        started[self.learned.name].data.sub_(self.learned.log_size(log2_size(weight, self.spec)))
+        state_dict.update({prefix + name: tensor for name, tensor in started.items()})
 
     @torch.no_grad()
     def compute_qparams(self, weight: Tensor) -> tuple[Tensor, Tensor]:
