@@ -266,6 +266,21 @@ def test_autocast_checkpointing_and_averaged_copies(scheme: str) -> None:
     assert sqnr_db(ours[0], evaluate(converted, args, {})[0]) > 30
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpointed_step_is_the_plain_one(reentrant: bool) -> None:
+    _, plain, (x,), _ = prepare("resnet", "lsq")
+    train(plain, (x,), {}, 1)
+    again = copy.deepcopy(plain)
+    for model in (plain, again):
+        model.zero_grad()
+    loss_of(plain(x)).backward()
+    loss_of(checkpoint(again, x.requires_grad_(), use_reentrant=reentrant)).backward()
+    for ours, theirs in zip(again.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    state = plain.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in again.state_dict().items())
+
+
 def test_wrong_order_is_said() -> None:
     entry = ZOO["plain"]
     with pytest.raises(StageError, match=r"call model\.train\(\) first"):

@@ -12,7 +12,9 @@ at its own path, too; the block only refers to it.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -47,6 +49,7 @@ class QatBlock(nn.Module):
     bias: Tensor | None
     norm: BatchNorm | None
     bias_spec: Spec | Int32 | None
+    last_gain: Tensor | None = None
 
     def __init__(
         self,
@@ -81,13 +84,23 @@ class QatBlock(nn.Module):
         if not uses_batch_statistics(norm):
             weight, bias = self.folded()
             return self._run(x, self.weight_fq(weight), self._rounded(bias), *args, **kwargs)
-        with torch.no_grad():
-            gain = norm_gain(norm)
-            assert norm.running_var is not None
-            gain = torch.where(gain.abs() < _TINY, torch.rsqrt(norm.running_var + norm.eps).to(gain.dtype), gain)
+        # a checkpointed block runs again inside of backward: by then its first run has moved the statistics
+        again = torch._C._current_graph_task_id() != -1 and self.last_gain is not None
+        if not again:
+            self.__dict__["last_gain"] = self._gain(norm)
+        gain = self.last_gain
+        assert gain is not None
         weight = self.weight_fq(scale_channels(self, self.weight, gain))
         weight = scale_channels(self, weight, 1.0 / gain)
-        return norm(self._run(x, weight, self._own_bias, *args, **kwargs))  # type: ignore[no-any-return]
+        with still(norm) if again else contextlib.nullcontext():
+            return norm(self._run(x, weight, self._own_bias, *args, **kwargs))  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _gain(self, norm: BatchNorm) -> Tensor:
+        """By which the weight is multiplied before it is rounded, and divided after; never 0."""
+        gain = norm_gain(norm)
+        assert norm.running_var is not None
+        return torch.where(gain.abs() < _TINY, torch.rsqrt(norm.running_var + norm.eps).to(gain.dtype), gain)
 
     def folded(self) -> tuple[Tensor, Tensor | None]:
         """(weight, bias) with the batch norm folded in by its running statistics."""
@@ -137,7 +150,7 @@ class QatBlock(nn.Module):
     def plain(self) -> nn.Module:
         """Return the op without the block: of its own class, with the same tensors."""
         op = self.op_class.__new__(self.op_class)
-        own = ("op_class", "norm", "bias_spec", "_modules")
+        own = ("op_class", "norm", "bias_spec", "last_gain", "_modules")
         op.__dict__.update({key: value for key, value in self.__dict__.items() if key not in own})
         op.__dict__["_modules"] = {name: child for name, child in self._modules.items() if name != "weight_fq"}
         return op
@@ -172,6 +185,18 @@ class QatBlock(nn.Module):
     def extra_repr(self) -> str:
         shape, merged = tuple(self.weight.shape), "" if self.norm is None else f", {type(self.norm).__name__}"
         return f"{self.op_class.__name__}, {shape}{merged}"
+
+
+@contextlib.contextmanager
+def still(norm: BatchNorm) -> Iterator[None]:
+    """Let a batch norm see its batch again without counting it."""
+    momentum, norm.momentum = norm.momentum, 0.0
+    try:
+        yield
+    finally:
+        norm.momentum = momentum
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.sub_(1)
 
 
 def _functional(cls: type[nn.Module]) -> object:
