@@ -24,6 +24,8 @@ INPUTS = {
     "tokens": ((2, 6), torch.int64),
     "sizes": ((4, 8), torch.float32),
 }
+_REPORTED = ("decision", "scope", "where", "note")
+_CALIBRATED = ("observer", "learn", "percentile", "momentum", "range", "min_scale", "factory")
 
 
 class Tokens(nn.Module):
@@ -122,11 +124,13 @@ def read(path: Path) -> File:
 
 
 def meaning(path: Path) -> str:
-    """A digest of what an engine can tell of a file: without reports, and places in a source."""
+    """A digest of what an engine can tell of a file: without reports, places in a source, and how ranges were found."""
     file = read(path)
     for row in file.header["modules"].values():
         for node in row.get("graph", ()):
-            node[5] = [pair for pair in node[5] if pair[0] not in ("decision", "scope", "where")]
+            node[5] = [pair for pair in node[5] if pair[0] not in _REPORTED]
+        if "spec" in row:
+            row["spec"][2] = [pair for pair in row["spec"][2] if pair[0] not in _CALIBRATED]
     file.header.pop("trees", None)
     text = json.dumps(file.header, sort_keys=True)
     return archive._digest(text, file.tensors)

@@ -40,10 +40,10 @@ def crafted_cases(folder: Path, bases: dict[str, File]) -> Iterator[Case]:
         yield name, base, path
 
 
-def mutated_cases(folder: Path, bases: dict[str, File], count: int, seed: int) -> Iterator[Case]:
+def mutated_cases(folder: Path, bases: dict[str, File], count: int, seed: int, first: int = 0) -> Iterator[Case]:
     """Random changes, written; the same for the same seed."""
     names = sorted(bases)
-    for index in range(count):
+    for index in range(first, count):
         rng = random.Random(f"{seed} {index}")
         base = names[index % len(names)]
         path = folder / "mutated.fq"
@@ -53,6 +53,17 @@ def mutated_cases(folder: Path, bases: dict[str, File], count: int, seed: int) -
 
         write(forged(bases[base], change), path)
         yield f"mutation {seed} {index}", base, path
+
+
+def ask(process: subprocess.Popen[str], path: Path, base: str) -> str:
+    """What a worker says of a file; nothing if it has ended."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(json.dumps([str(path), base]) + "\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return ""
+    return [process.stdout.readline() for _ in range(2)][1]
 
 
 class Worker:
@@ -65,12 +76,12 @@ class Worker:
     def attempt(self, base: str, path: Path) -> dict[str, str]:
         """What happened, by engine."""
         process = self.process or self._start()
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps([str(path), base]) + "\n")
-        process.stdin.flush()
-        lines = [process.stdout.readline() for _ in range(2)]
-        if lines[1]:
-            found: dict[str, str] = json.loads(lines[1])
+        answer = ask(process, path, base)
+        if not answer and process.wait() == 0:  # it had grown, and ended after the file before
+            process = self._start()
+            answer = ask(process, path, base)
+        if answer:
+            found: dict[str, str] = json.loads(answer)
             return found
         code = process.wait()
         self.process = None
@@ -106,7 +117,7 @@ def run(cases: Iterator[Case], folder: Path, engines: list[str]) -> tuple[collec
         counts.update(f"{engine}: {outcome}" for engine, outcome in found.items() if outcome in FINE)
         counts["files"] += 1
         if counts["files"] % 1000 == 0:
-            print(f"{counts['files']} files, {len(faults)} faults", flush=True)
+            print(f"{dict(counts)}; {len(faults)} faults", flush=True)
         wrong = {key: outcome for key, outcome in found.items() if outcome not in FINE}
         runs = {found[engine] == "ran" for engine in SAME if found.get(engine) in FINE[:3]}
         if wrong or len(runs) > 1:
@@ -121,6 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mutations", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the mutation to begin with")
     parser.add_argument(
         "--engines", default="reference,onednn,native,onnxruntime,openvino,auto", help="for crafted files"
     )
@@ -132,7 +144,8 @@ def main() -> None:
         write_bases(folder)
         bases = {path.stem: read(path) for path in sorted(folder.glob("*.fq"))}
         rounds = [("crafted", crafted_cases(folder, bases), given.engines)] * (not given.skip_crafted)
-        rounds.append(("mutated", mutated_cases(folder, bases, given.mutations, given.seed), given.mutation_engines))
+        mutated = mutated_cases(folder, bases, given.mutations, given.seed, given.first)
+        rounds.append(("mutated", mutated, given.mutation_engines))
         for title, cases, engines in rounds:
             start = time.perf_counter()
             counts, faults = run(cases, folder, engines.split(","))
