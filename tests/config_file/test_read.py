@@ -100,6 +100,7 @@ def test_defaults_are_those_of_1_x() -> None:
         ("relative: 1%", "{relative: 1%, absolute: 1}", "accuracy_criterion"),
         ("random_seed: 9527", "random_seed: 9527\nversion: 1.0", r"conf\.yaml:\d+: the key version is there twice"),
         ("version: 1.0", "version: [", "is not YAML"),
+        ("version: 1.0", "version: 2001-13-45", r"conf\.yaml:\d+: '2001-13-45' is no timestamp"),
         ("version: 1.0", "version: !!python/object/apply:os.getcwd []", "is not YAML"),
         ("framework: pytorch_fx", "framework: pytorch_fix", "Closest: 'pytorch_fx'"),
     ],

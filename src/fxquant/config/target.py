@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -63,6 +64,9 @@ class Target:
     positions: tuple[Position, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ConfigError(f"a Target has the name {self.name!r:.80}. Give a text.")
+        self._check_ranges()
         named = {*self.kinds, *self.tails, *self.residual, *self.share, *self.signed, *self.split, *self.channel_scales}
         named.update(kind for kinds in self.tails.values() for kind in kinds)
         named.update((*self.ranges, *self.kernels))
@@ -83,6 +87,12 @@ class Target:
         if odd:
             raise ConfigError(f"Target {self.name!r}: biases takes {', '.join(BIASES)}, not {', '.join(odd)}.")
         self._check_defaults()
+
+    def _check_ranges(self) -> None:
+        for kind, ends in self.ranges.items():
+            numbers = isinstance(ends, tuple) and all(isinstance(end, (int, float)) for end in ends)
+            if not numbers or len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
+                raise ConfigError(f"Target {self.name!r}: the range of {kind} is {ends!r:.80}. Give [low, high].")
 
     def _check_defaults(self) -> None:
         """The default specs have to be among those that are allowed."""

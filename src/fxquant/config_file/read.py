@@ -9,17 +9,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fxquant.config.forms import closest
+from fxquant.config.read_yaml import Lines, read_yaml
 from fxquant.config_file.notes import notes_of
 from fxquant.config_file.sections.conf import Conf
 from fxquant.errors import ConfigError
-
-MAX_NODES = 100_000  # aliases of aliases can stand for more than any memory holds
-Lines = dict[tuple[str, ...], int]
 
 
 def read_conf(source: str | Path | Mapping[str, object] | Conf) -> tuple[Conf, tuple[str, ...]]:
@@ -45,37 +42,10 @@ def _load(path: Path) -> tuple[dict[str, object], Lines]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read {str(path)!r}: {reason}. `fxquant init` writes a file to start from.") from None
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        lines: Lines = {}
-        _walk(str(path), root, (), lines, [0])
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is nested too deep, or has a value inside of itself.") from None
+    content, lines = read_yaml(text, str(path))
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no mapping. It has to have the key 'model'; `fxquant init` writes an example.")
     return content, lines
-
-
-def _walk(name: str, node: object, at: tuple[str, ...], lines: Lines, count: list[int]) -> None:
-    """The line of each key. A key that is there twice would hide the first one, and is an error."""
-    count[0] += 1
-    if count[0] > MAX_NODES:
-        raise ConfigError(f"{name} has over {MAX_NODES} values, or aliases that stand for as many.")
-    if isinstance(node, yaml.SequenceNode):
-        for index, child in enumerate(node.value):
-            _walk(name, child, (*at, str(index)), lines, count)
-    elif isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, child in node.value:
-            word, line = str(key.value), key.start_mark.line + 1
-            if word in seen and word != "<<":
-                raise ConfigError(f"{name}:{line}: the key {'.'.join((*at, word))} is there twice. Keep one.")
-            seen.add(word)
-            lines[(*at, word)] = line
-            _walk(name, child, (*at, word), lines, count)
 
 
 def _say(name: str, lines: Lines, error: ErrorDetails) -> str:

@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fxquant.config.forms import closest
 from fxquant.config.limits import Grids, Kernel, Position, Shapes
+from fxquant.config.read_yaml import read_yaml
 from fxquant.config.spec import Spec
 from fxquant.config.target import Target
 from fxquant.errors import ConfigError
@@ -37,13 +36,10 @@ def load_target(path: str | os.PathLike[str]) -> Target:
     """
     file = Path(path)
     try:
-        return from_plain(yaml.safe_load(file.read_text(encoding="utf-8")), str(file))
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"load_target cannot read {str(file)!r}: {error}.") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is no YAML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{file} is nested too deep, or has a value inside of itself.") from None
+    return from_plain(read_yaml(text, str(file))[0], str(file))
 
 
 def find_target(name: str) -> Target:
@@ -85,13 +81,17 @@ def _is_default(field: dataclasses.Field[object], value: object) -> bool:
 
 def _mapping(content: object, where: str) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{where} holds {content!r}. Give a mapping of fields.")
+        raise ConfigError(f"{where} holds {_shown(content)}. Give a mapping of fields.")
     return content
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.80}"
 
 
 def _kinds(value: object, where: str) -> frozenset[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(f"{where} is {value!r}. Give a list of kinds.")
+        raise ConfigError(f"{where} is {_shown(value)}. Give a list of kinds.")
     return frozenset(value)
 
 
@@ -106,7 +106,7 @@ def _each(read: _Read) -> _Read:
 def _list(read: _Read) -> _Read:
     def make(value: object, where: str) -> object:
         if not isinstance(value, list):
-            raise ConfigError(f"{where} is {value!r}. Give a list.")
+            raise ConfigError(f"{where} is {_shown(value)}. Give a list.")
         return tuple(read(item, f"{where}[{i}]") for i, item in enumerate(value))
 
     return make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -36,7 +37,7 @@ class Criterion(Section):
         if self.relative is not None and self.absolute is not None:
             raise ValueError("give relative or absolute, not both")
         for name, value in (("relative", self.relative), ("absolute", self.absolute)):
-            if value is not None and value < 0:
+            if value is not None and not 0 <= value < math.inf:  # nan is neither
                 raise ValueError(f"{name} is {value}; expected a number from 0 on")
         return self
 
