@@ -22,7 +22,7 @@ from fxquant.config_file.command import write_template
 from fxquant.config_file.quantized_model import QuantizedModel
 from fxquant.engines.native.cache import Cache
 from fxquant.files import replacing
-from fxquant.flows.train import save_to
+from fxquant.flows.checkpoint import write_checkpoint
 from fxquant.html_report.page import render
 from fxquant.integers.dump import write_program
 from fxquant.integers.program import Program
@@ -133,8 +133,7 @@ def _program(net: nn.Module, folder: Path) -> None:
 
 
 def _checkpoint(net: nn.Module, folder: Path) -> None:
-    with replacing(folder / "a.pt", fq.errors.ConfigError) as part:
-        save_to(dict(net.state_dict()), part)
+    write_checkpoint(folder / "a.pt", {"model": net}, [0.5], {})
 
 
 def _page(net: nn.Module, folder: Path) -> None:
@@ -224,7 +223,7 @@ def test_a_full_disk_leaves_the_workspace_of_a_search(tmp_path: Path) -> None:
     with full_disk(len(before) + 20), pytest.raises(fq.errors.ConfigError, match="cannot be written"):
         journal.add({"kind": "trial", "plan": "x" * 99})
     assert (tmp_path / TRIALS).read_bytes() == before and len(journal.lines) == 1
-    journal.add({"kind": "trial", "plan": "y"})
+    journal.add({"kind": "trial", "plan": {}, "error": "y"})
     assert [line["kind"] for line in Journal(tmp_path, {"seed": 1}).lines] == ["run", "trial"]
 
 

@@ -7,21 +7,19 @@ best state by validation loss or metric, and a checkpoint after every epoch from
 from __future__ import annotations
 
 import copy
-import io
 import math
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from rich.progress import Progress
 from torch import Tensor, nn
 
 from fxquant.errors import CalibrationError, ConfigError, StageError
-from fxquant.files import replacing
 from fxquant.flows.calibrate import run_batch
+from fxquant.flows.checkpoint import Resumable, resume, write_checkpoint
 from fxquant.flows.freezing import FreezeSchedule
 from fxquant.graph.region import Stage, regions, stage_of
 from fxquant.numerics.distributed.agree import agree_on_mean, world_size
@@ -130,14 +128,6 @@ def _cosine(step: int, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
-class Resumable(Protocol):
-    """What a checkpoint can hold: a part of a run that gives its state and takes it back."""
-
-    def state_dict(self) -> Mapping[str, object]: ...
-
-    def load_state_dict(self, state_dict: Any, /) -> object: ...
-
-
 class _Run:
     """The state of a run: what a checkpoint holds."""
 
@@ -163,17 +153,7 @@ class _Run:
     def resume(self) -> None:
         if self.path is None or not self.path.exists():
             return
-        saved = _read_checkpoint(self.path, (*self.parts, "history", "best_state", "rng"))
-        for name, part in self.parts.items():
-            try:
-                part.load_state_dict(saved[name])
-            except (KeyError, RuntimeError, TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"the checkpoint {str(self.path)!r} is of another model or run: its {name} does not fit. Give "
-                    f"another path, or remove it. {error}"
-                ) from error
-        self.history, self.best_state = saved["history"], saved["best_state"]
-        torch.set_rng_state(saved["rng"])
+        self.history, self.best_state = resume(self.path, self.parts)
 
     def train_epoch(self, batches: Iterable[Sequence[object]], loss: Loss) -> Iterator[float]:
         """Take a step with each batch, and give its loss."""
@@ -194,30 +174,7 @@ class _Run:
         self.history.append(score)
         if self.path is None or _rank() != 0:
             return
-        state: dict[str, Any] = {name: part.state_dict() for name, part in self.parts.items()}
-        state.update(history=self.history, best_state=self.best_state, rng=torch.get_rng_state())
-        with replacing(self.path, ConfigError) as part:  # a run that is stopped while writing leaves the one before
-            save_to(state, part)
-
-
-def save_to(state: dict[str, object], path: Path) -> None:
-    """torch.save, whose errors of the disk are RuntimeErrors."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    path.write_bytes(buffer.getbuffer())
-
-
-def _read_checkpoint(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
-    try:
-        saved = torch.load(path, weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise ConfigError(
-            f"the checkpoint {str(path)!r} cannot be read: it was cut short, or train_qat did not write it. Remove it "
-            f"to start anew, or give another path. {error}"
-        ) from error
-    if not isinstance(saved, dict) or not all(key in saved for key in keys):
-        raise ConfigError(f"{str(path)!r} is no checkpoint of train_qat. Give another path.")
-    return saved
+        write_checkpoint(self.path, self.parts, self.history, self.best_state)
 
 
 def _rank() -> int:
