@@ -27,7 +27,7 @@ def mutate(file: File, rng: random.Random) -> None:
         if rng.random() < 0.2:
             _mutate_tensor(file, rng)
         else:
-            _mutate_json(file.header, rng)
+            mutate_json(file.header, rng)
 
 
 def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -38,7 +38,7 @@ def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return found
 
 
-def _mutate_json(header: Any, rng: random.Random) -> None:
+def mutate_json(header: Any, rng: random.Random) -> None:
     places = _places(header, [])
     if not places:
         return

@@ -19,6 +19,7 @@ from torch import nn
 
 from fxquant.errors import ArchiveError, ConfigError
 from fxquant.files import Json, replacing
+from fxquant.integers.check_program import check_program
 from fxquant.integers.program import Array, Port, Program, Step
 from fxquant.integers.read import read_program
 from fxquant.integers.scales import position_of
@@ -127,13 +128,15 @@ def _program(found: Json, constants: dict[str, Array]) -> Program:
     unknown = sorted({step.op for step in steps} - set(STEPS))
     if unknown:
         raise ValueError(f"unknown steps: {', '.join(unknown)}")
-    return Program(
+    program = Program(
         inputs=tuple(_port(port) for port in found["inputs"]),
         outputs=tuple(_port(port) for port in found["outputs"]),
         steps=steps,
         constants=constants,
         notes=tuple(found["notes"]),
     )
+    check_program(program)
+    return program
 
 
 def _port(found: Json) -> Port:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -46,8 +48,11 @@ class IntegerReference:
     def __call__(self, *args: object, **kwargs: object) -> Array | tuple[Array, ...]:
         """Return the model's results; one array, or a tuple of them."""
         found = self.run(*(self._integers(port, value) for port, value in self._arguments(args, kwargs)))
-        results = tuple(dequantize(port, found[at]) for at, port in enumerate(self.program.outputs))
-        return results[0] if len(results) == 1 else results
+        results = []
+        for at, port in enumerate(self.program.outputs):
+            with _fitting(port, found[at].shape):
+                results.append(dequantize(port, found[at]))
+        return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, *inputs: Array) -> list[Array]:
         """Return the integers of the outputs, from those of the inputs in the order of `program.inputs`."""
@@ -67,10 +72,11 @@ class IntegerReference:
             constants = {role: self.program.constants[name] for role, name in step.constants.items()}
             try:
                 values[step.output] = STEPS[step.op](given, constants, step.attributes)
-            except (ValueError, IndexError, OverflowError) as error:
+            except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
                 shapes = ", ".join(str(value.shape) for value in given)
+                why = str(error) if isinstance(error, (ValueError, OverflowError)) else repr(error)
                 raise FxQuantError(
-                    f"step {step.output!r} ({step.op}, of {step.source!r}) failed on {shapes}: {error}. Sizes other "
+                    f"step {step.output!r} ({step.op}, of {step.source!r}) failed on {shapes}: {why}. Sizes other "
                     "than the batch are those of the example inputs."
                 ) from error
         return values
@@ -86,7 +92,17 @@ class IntegerReference:
         tensor = torch.as_tensor(np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value))
         if not tensor.is_floating_point():
             return tensor.numpy()
-        return quantize(port, tensor)
+        with _fitting(port, tensor.shape):
+            return quantize(port, tensor)
+
+
+@contextlib.contextmanager
+def _fitting(port: Port, shape: Sequence[int]) -> Iterator[None]:
+    """Say which tensor it is whose scales are not those of its axis, or no numbers of float32."""
+    try:
+        yield
+    except (ArithmeticError, IndexError, ValueError) as error:
+        raise FxQuantError(f"{port.name!r} is {tuple(shape)}, which does not fit its scales: {error}.") from error
 
 
 def quantize(port: Port, x: Tensor) -> Array:
