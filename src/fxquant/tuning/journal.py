@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fxquant.errors import ConfigError
 from fxquant.files import Json, replacing
+from fxquant.tuning.plan import Plan
 
 TRIALS, STATISTICS = "trials.jsonl", "statistics.safetensors"
 
@@ -51,8 +52,10 @@ class Journal:
                 f"the workspace {str(path)!r} is of another search: {', '.join(differs) or 'its first line'} differs. "
                 "Give another path, or remove it."
             )
-        with open(path / TRIALS, "r+b") as file:
-            file.truncate(whole)
+        try:
+            os.truncate(path / TRIALS, whole)
+        except OSError as error:
+            raise ConfigError(f"the workspace {str(path)!r} cannot be written: {error.strerror or error}.") from error
 
     def _read(self, file: Path) -> int:
         """Read the lines; the length of those that are whole."""
@@ -64,7 +67,7 @@ class Journal:
                 found = json.loads(line)
             except (ValueError, RecursionError):
                 found = None
-            if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
+            if not _is_line(found):
                 raise ConfigError(f"{file} is damaged at byte {whole}. Remove it to start anew.")
             self.lines.append(found)
             whole += len(line)
@@ -113,6 +116,43 @@ class Journal:
         except RuntimeError as error:
             raise ConfigError(f"{self.path / STATISTICS} does not fit the model: {error}. Remove it.") from error
         return True
+
+
+def _is_line(found: object) -> bool:
+    """Tell whether a line is one that a search writes: its fields have the values that they are read as."""
+    if not isinstance(found, dict):
+        return False
+    kind = found.get("kind")
+    if kind == "base":
+        samples = found.get("samples")
+        return _is_number(found.get("value")) and (samples is None or _are_numbers(samples))
+    if kind not in ("trial", "whole"):
+        return kind == "run"
+    plain = bool(found.get("error")) or {"score", "drop", "passed"} <= found.keys()
+    return plain and _is_plan(found.get("plan")) and all(_fits(name, value) for name, value in found.items())
+
+
+def _fits(name: str, value: object) -> bool:
+    if name in ("passed", "complete"):
+        return isinstance(value, bool)
+    if name in ("low", "high", "samples"):
+        return value is None or _is_number(value)
+    return name not in ("score", "drop", "time", "size", "seconds") or _is_number(value)
+
+
+def _is_plan(value: object) -> bool:
+    try:
+        return isinstance(value, dict) and Plan.from_json(value).key == json.dumps(value, sort_keys=True)
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _append(file: Path, line: bytes) -> None:
