@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import os
+import re
 import resource
 import signal
 import stat
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,12 +25,13 @@ import fxquant as fq
 from fxquant.config_file.command import write_template
 from fxquant.config_file.quantized_model import QuantizedModel
 from fxquant.engines.native.cache import Cache
+from fxquant.export.onnx.regions import export_regions
 from fxquant.files import replacing
 from fxquant.flows.checkpoint import write_checkpoint
 from fxquant.html_report.page import render
 from fxquant.integers.dump import write_program
 from fxquant.integers.program import Program
-from fxquant.tuning.journal import STATISTICS, TRIALS, Journal
+from fxquant.tuning.journal import TRIALS, Journal
 
 
 def put(path: Path, text: str) -> None:
@@ -136,11 +141,35 @@ def _checkpoint(net: nn.Module, folder: Path) -> None:
     write_checkpoint(folder / "a.pt", {"model": net}, [0.5], {})
 
 
+def _executorch(net: nn.Module, folder: Path) -> None:
+    lowered = (Counter(executorch_call_delegate=1), SimpleNamespace(buffer=b"program" * 20))
+    find = importlib.util.find_spec
+    with pytest.MonkeyPatch.context() as patch:  # executorch itself is seldom installed
+        patch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "executorch" or find(name, *rest))
+        patch.setattr("fxquant.export.executorch.export.export_program", lambda *args: None)
+        patch.setattr("fxquant.export.executorch.export._lower", lambda program: lowered)
+        fq.export_executorch(net, folder / "net.pte", (torch.randn(2, 4),))
+
+
+def _onnx_regions(net: nn.Module, folder: Path) -> None:
+    ends = SimpleNamespace(graph=SimpleNamespace(inputs=[], outputs=[]))
+    export_regions(net, folder, ((torch.randn(2, 4),), {}), lambda *args: ends)
+
+
+def _statistics(net: nn.Module, folder: Path) -> None:
+    journal = Journal(None, {})
+    journal.path = folder
+    journal.save_statistics(nn.ModuleDict({"statistics": nn.ParameterDict({"a": nn.Parameter(torch.zeros(64))})}))
+
+
 def _page(net: nn.Module, folder: Path) -> None:
     with replacing(folder / "report.html", fq.errors.FxQuantError) as part:
         part.write_text(render({"title": "x"}), encoding="utf-8")
 
 
+_WRITES = re.compile(
+    r"write_text|write_bytes|open\([^)]*[\"'][wax]b?[\"']|ir\.save\(|torch\.save\(|np\.save|json\.dump\(|os\.(open|replace)\("
+)
 WRITERS: dict[str, Callable[[nn.Module, Path], object]] = {
     "save": lambda net, folder: fq.save(net, folder / "net.fq"),
     "export_json": lambda net, folder: fq.export_json(net, folder / "net.json"),
@@ -148,9 +177,26 @@ WRITERS: dict[str, Callable[[nn.Module, Path], object]] = {
     "fit": lambda net, folder: QuantizedModel(net, {"a": "b" * 99}).save(folder),
     "onnx": _onnx,
     "integers": _program,
+    "onnx_regions": _onnx_regions,
+    "executorch": _executorch,
+    "statistics": _statistics,
     "checkpoint": _checkpoint,
     "report": _page,
 }
+
+
+def test_no_file_is_written_but_by_these() -> None:
+    """All that writes goes through `replacing`, or has a test of its own here (journal, cache)."""
+    source = Path(fq.__file__).parent
+    found = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if _WRITES.search(path.read_text())}
+    assert found == {
+        *("archive/archive.py", "config_file/command.py", "config_file/quantized_model.py", "export/encodings.py"),
+        *("export/executorch/export.py", "export/onnx/export.py", "export/onnx/regions.py", "export/pt2.py"),
+        *("flows/checkpoint.py", "html_report/report.py", "integers/dump.py", "tuning/journal.py"),
+        *("engines/native/cache.py", "files.py"),
+        "tables/benchmark.py",  # to /proc, and to memory
+        "targets/file.py",  # in an example
+    }
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -211,9 +257,15 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_old_files(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".part"} == before
 
 
-def test_a_full_disk_leaves_no_half_template(tmp_path: Path) -> None:
+def test_a_full_disk_or_a_read_only_folder_leaves_no_half_template(tmp_path: Path, read_only: ReadOnly) -> None:
     with full_disk(), pytest.raises(fq.errors.ConfigError, match="cannot write"):
         write_template(tmp_path / "conf.yaml", "post_training_static_quant")
+    read_only.folder = str(tmp_path)
+    try:
+        with pytest.raises(fq.errors.ConfigError, match=r"cannot write .*Read-only"):
+            write_template(tmp_path / "conf.yaml", "post_training_static_quant")
+    finally:
+        read_only.folder = ""
     assert not os.listdir(tmp_path)
 
 
@@ -227,14 +279,15 @@ def test_a_full_disk_leaves_the_workspace_of_a_search(tmp_path: Path) -> None:
     assert [line["kind"] for line in Journal(tmp_path, {"seed": 1}).lines] == ["run", "trial"]
 
 
-def test_a_full_disk_leaves_the_statistics_of_a_search(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, {"seed": 1})
-    prepared = nn.ModuleDict({"statistics": nn.ParameterDict({"a": nn.Parameter(torch.zeros(64))})})
-    journal.save_statistics(prepared)
-    before = (tmp_path / STATISTICS).read_bytes()
-    with full_disk(), pytest.raises(fq.errors.ConfigError, match="cannot write"):
-        journal.save_statistics(prepared)
-    assert (tmp_path / STATISTICS).read_bytes() == before and sorted(os.listdir(tmp_path)) == [STATISTICS, TRIALS]
+def test_a_read_only_workspace_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Journal(tmp_path, {"seed": 1})
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "truncate", refuse)
+    with pytest.raises(fq.errors.ConfigError, match=r"cannot be written: Read-only"):
+        Journal(tmp_path, {"seed": 1})
 
 
 @pytest.mark.parametrize("line", ["5", "[]", '{"a": 1}', "[" * 9000])
