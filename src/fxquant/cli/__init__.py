@@ -41,7 +41,7 @@ def main(
 for command, example in (
     (start.demo, "demo --output /tmp/demo"),
     (start.init, "init conf.yaml --approach quant_aware_training"),
-    (make.quantize, "quantize conf.yaml --model models:net --calibration models:batches --output net.fq"),
+    (make.quantize, "quantize --model models:net --calibration models:batches --output net.fq"),
     (make.tune, "tune --model models:net --data models:batches --evaluate models:score --tolerance 0.005"),
     (saved.bench, "bench net.fq --model models:net"),
     (saved.compare, "compare net.fq --model models:net --data models:batches"),

@@ -26,8 +26,8 @@ Evaluate = Annotated[str | None, typer.Option(help="package.module:function from
 
 
 def quantize(
-    conf: Annotated[Path, typer.Argument(help="The conf.yaml.")],
     model: NeededFloat,
+    conf: Annotated[Path | None, typer.Argument(help="A conf.yaml; without one, the defaults.")] = None,
     calibration: Annotated[str | None, typer.Option(help="package.module:function that gives batches.")] = None,
     evaluate: Evaluate = None,
     train: Annotated[str | None, typer.Option(help="package.module:function that trains a model.")] = None,
@@ -37,26 +37,38 @@ def quantize(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Quantize a model as a conf.yaml says, and save it. The exit code is 3 if it is not within the tolerance."""
-    with one_line(debug):
-        from fxquant.config_file.command import describe, quantize_by_file
+    """Quantize a model, by default or as a conf.yaml says, and save it.
 
-        made, _ = quantize_by_file(
-            conf,
-            model=model,
-            output=output,
-            calibration=calibration,
-            evaluate=evaluate,
-            train=train,
-            engine=engine,
-            workers=workers,
-        )
+    The exit code is 3 if it is not within the tolerance that the file gives.
+    """
+    with one_line(debug):
+        from fxquant.config_file.command import describe, quantize_by_default, quantize_by_file
+        from fxquant.errors import ConfigError
+
+        if conf is None:
+            if train is not None or workers > 1:
+                raise ConfigError("--train and --workers go with a conf.yaml: fxquant init writes one.")
+            told = quantize_by_default(
+                model=model, output=output, calibration=calibration, evaluate=evaluate, engine=engine
+            )
+        else:
+            made, _ = quantize_by_file(
+                conf,
+                model=model,
+                output=output,
+                calibration=calibration,
+                evaluate=evaluate,
+                train=train,
+                engine=engine,
+                workers=workers,
+            )
+            told = {**made.report, "saved": str(output)}
     if as_json:
-        print_json({**made.report, "saved": str(output)})
+        print_json(told)
     else:
-        typer.echo(f"{describe(made.report)} Saved to {output}")
-    accuracy = made.report.get("accuracy")
-    if accuracy is not None and not accuracy["passed"]:
+        typer.echo(f"{describe(told)} Saved to {told['saved']}")
+    accuracy = told.get("accuracy")
+    if accuracy is not None and not accuracy.get("passed", True):
         raise typer.Exit(code=OUT_OF_TOLERANCE)
 
 

@@ -1,4 +1,4 @@
-"""What `fxquant quantize` does: a file and functions by name in, a saved model out."""
+"""What `fxquant quantize` does: functions by name, and a file or the defaults, in; a saved model out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from fxquant.api import MODEL_FILE, quantize, save
 from fxquant.config_file.named import find_named
 from fxquant.config_file.quantization import Quantization
 from fxquant.config_file.quantized_model import QuantizedModel
@@ -14,8 +15,10 @@ from fxquant.config_file.template import template
 from fxquant.errors import ConfigError
 from fxquant.files import Json, replacing
 from fxquant.insight.forecast import Forecast, forecast
+from fxquant.tables.explain import explain
 from fxquant.targets.file import find_target
 from fxquant.tuning.executors import Processes
+from fxquant.tuning.judge import read_score
 
 
 def quantize_by_file(
@@ -49,6 +52,24 @@ def quantize_by_file(
     return made, quantizer.notes
 
 
+def quantize_by_default(
+    *, model: str, output: Path, calibration: str | None, evaluate: str | None, engine: str | None
+) -> Json:
+    """Quantize `model()` as `fxquant.quantize` does, save it, and return what there is to tell."""
+    if calibration is None:
+        raise ConfigError("give --calibration package.module:function, which gives batches.")
+    made, score = find_named(model, "--model")(), None if evaluate is None else find_named(evaluate, "--evaluate")
+    quantized = quantize(made, find_named(calibration, "--calibration")(), engine=engine, progress=True)
+    target = output if output.suffix else output / MODEL_FILE
+    target.parent.mkdir(parents=True, exist_ok=True)
+    told: Json = {"summary": explain(quantized).summary(), "saved": str(save(quantized, target))}
+    if score is not None:
+        values = {"float": made.eval(), "quantized": quantized}
+        with torch.no_grad():
+            told["accuracy"] = {name: float(read_score(score(each)).value) for name, each in values.items()}
+    return told
+
+
 def forecast_by_name(model: str, target: str, shapes: list[str]) -> Forecast:
     """Where the ops of `model()` will run, for inputs of the given shapes."""
     made, inputs = find_named(model, "--model")(), []
@@ -63,6 +84,9 @@ def forecast_by_name(model: str, target: str, shapes: list[str]) -> Forecast:
 def describe(report: Json) -> str:
     """One line about a quantized model."""
     accuracy = report.get("accuracy")
+    if (summary := report.get("summary")) is not None:
+        scores = "" if accuracy is None else f" {accuracy['quantized']:.6g}, float {accuracy['float']:.6g}."
+        return f"{summary}.{scores}"
     if accuracy is None:
         return "quantized; its accuracy was not looked at (no --evaluate, and no metric in the file)."
     verdict = "within the tolerance" if accuracy["passed"] else "NOT within the tolerance"

@@ -23,7 +23,7 @@ from fxquant.errors import ConfigError
 from fxquant.files import Json
 
 MEASURED = 41  # pictures, of which the report looks at the first REPORTED
-REPORTED = 17
+REPORTED = 13
 CALIBRATION = 24
 BATCH = 4  # tensors of 8 pictures are mapped anew by malloc for each op, which costs 40% more CPU time
 

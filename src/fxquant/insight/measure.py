@@ -39,11 +39,16 @@ class Errors:
 
     def add(self, wanted: Tensor, found: Tensor) -> None:
         """Take in a batch."""
-        y, z = _ordinary(wanted, found)
+        y, z = _flat(wanted), _flat(found)
+        error = z - y
+        signal, noise = _dot(y, y), _dot(error, error)
+        if not (math.isfinite(signal) and math.isfinite(noise)):  # what is no signal has no finite square
+            y, z = _ordinary(y, z)
+            error = z - y
+            signal, noise = _dot(y, y), _dot(error, error)
         if not y.numel():
             return
-        error = z - y
-        signal, noise, between = _dot(y, y), _dot(error, error), _dot(y, error)
+        between = _dot(y, error)
         self.signal += signal
         self.noise += noise
         self.other += max(signal + 2 * between + noise, 0.0)  # z = y + error
