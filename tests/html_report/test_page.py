@@ -46,6 +46,10 @@ def test_it_opens_without_error_or_network(browser: Browser, page: Path) -> None
     assert browser.problems == []
     assert {url.partition(":")[0] for url in browser.requests} <= {"file", "blob", "data"}
     assert browser.run("document.querySelectorAll('.tile').length") == 6
+    assert browser.run("[times(6, 2, 'faster', 'slower'), times(2, 3, 'faster', 'slower')]") == [
+        "3.0× faster",
+        "1.5× slower",
+    ]
     names = browser.run("DATA.speed.rows.map((row) => row.name)")
     assert names[0] == "float" and "onednn" in names
     assert browser.run("[...document.querySelectorAll('#engines-table tbody tr')].length") == len(names)
@@ -67,8 +71,11 @@ def test_search_and_click(browser: Browser, page: Path) -> None:
         "(() => { const p = views.int8.getElementById('/stem_0').renderedPosition(), "
         "r = document.getElementById('graph-int8').getBoundingClientRect(); return [p.x + r.x, p.y + r.y] })()"
     )
+    seen = browser.run("[views.int8.pan(), views.float.pan()]")
     browser.click(*place)
     browser.wait("document.getElementById('detail').textContent.includes('stem.0')")
+    browser.run("new Promise((done) => setTimeout(done, 300))")
+    assert browser.run("[views.int8.pan(), views.float.pan()]") == seen  # both are in sight already
     text = browser.run("document.getElementById('detail').textContent")
     assert "weight s8" in text and "x = self.stem(x)" in text and "grid covers" in text
     assert browser.run("document.querySelectorAll('#detail .chart svg').length") > 0
