@@ -131,6 +131,14 @@ def test_says_that_a_recurrent_layer_is_slower_than_float() -> None:
     assert "slower than float" in str(found)
 
 
+def test_recurrent_layers_of_integer_weights_alone_say_when_they_are_slower() -> None:
+    pytest.importorskip("llvmlite")
+    x = torch.randn(2, 5, 6)
+    for mode, said in (("weight_only", True), ("dynamic", False)):
+        model = fq.quantize(nn.LSTM(6, 8, batch_first=True).eval(), [x], mode=mode, engine="native")
+        assert ("slower than float" in str(fq.explain(model))) is said
+
+
 def deep() -> nn.Module:
     """Paths as long as those of real models, and an op that stays in float at the end."""
     names = ["encoder_of_the_pictures", "residual_stage_number_one", "first_convolution"]

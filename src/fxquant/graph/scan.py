@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fxquant.graph.lowering import Steps
+from fxquant.graph.lowering import Steps, reference_graph
+from fxquant.graph.notes import decision_of
 from fxquant.graph.region import Region, Stage, lowering_of, runner_of, stage_of
 
 
@@ -15,6 +16,14 @@ def runs_step_by_step(step: nn.Module) -> bool:
         return False
     runner = runner_of(step)
     return runner is None or runner.failed != "" or runner.scan is None
+
+
+def multiplies_floats(step: nn.Module) -> bool:
+    """Tell whether a module is a converted region whose weights alone are integers."""
+    if not isinstance(step, Region) or stage_of(step) is not Stage.CONVERTED:
+        return False
+    decisions = map(decision_of, reference_graph(step).nodes)
+    return any(decision is not None and decision.status == "weight_only" for decision in decisions)
 
 
 def scan_all(step: nn.Module, x: torch.Tensor, state: tuple[torch.Tensor, ...], backwards: bool) -> Steps | None:

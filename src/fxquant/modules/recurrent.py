@@ -22,7 +22,7 @@ from typing_extensions import Self
 
 from fxquant.capture.symbolic.wrap import wrap
 from fxquant.graph import torch_compat
-from fxquant.graph.scan import runs_step_by_step, scan_all
+from fxquant.graph.scan import multiplies_floats, runs_step_by_step, scan_all
 from fxquant.modules.cells import State, make_step
 from fxquant.modules.linears import linear_of
 
@@ -87,9 +87,15 @@ class _Recurrent(nn.Module):
 
     def remark(self) -> str:
         """What `explain` says of a converted layer, if anything."""
-        if not any(runs_step_by_step(part.step) for part in self.modules() if isinstance(part, Direction)):
-            return ""
-        return "runs step by step here, slower than float. engine='native' runs all steps in one call."
+        steps = [part.step for part in self.modules() if isinstance(part, Direction)]
+        if any(map(runs_step_by_step, steps)):
+            return "runs step by step here, slower than float. engine='native' runs all steps in one call."
+        if any(map(multiplies_floats, steps)):
+            return (
+                "makes floats of its weights in every step: from about eight sequences at once on, that is slower than "
+                'float. mode="dynamic" is faster.'
+            )
+        return ""
 
     def _given(self, hx: Any) -> State | None:
         if hx is None:
