@@ -19,7 +19,7 @@ from typing import Literal
 from fxquant.engines.native.activations import exp2
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.vector import Kernel, indices
+from fxquant.engines.native.vector import Kernel, even_parts, indices
 
 VECTORS = 2
 _LARGEST = float(2**30)
@@ -53,13 +53,6 @@ class Attention:
         """Bytes that each block may use."""
         turned = -(-max(self.depth, self.width) // machine.floats) * machine.floats
         return (turned + self.keys) * VECTORS * machine.width
-
-
-def spread(total: int, most: int) -> tuple[int, int, int]:
-    """(size, how many of that size, how many one smaller): parts of nearly equal size, none above `most`."""
-    count = -(-total // most)
-    small, larger = divmod(total, count)
-    return (small + 1, larger, count - larger) if larger else (small, count, 0)
 
 
 def emit(name: str, spec: Attention, machine: Machine) -> Kernel:
@@ -143,7 +136,7 @@ class _Block:
     def _tiles(self, total: int, start: list[str], tile: Callable[[str, int, list[str]], list[str]]) -> list[str]:
         """tile(first, rows, values) for all rows, in tiles whose sums are kept in registers."""
         most = (self.k.machine.registers - self.vectors - 2) // self.vectors
-        rows, count, others = spread(total, most)
+        rows, count, others = even_parts(total, most)
         carries = [Carry(type=self.type, start=value) for value in start]
         done = count * rows
         values = self.k.loop(0, done, rows, lambda first, inside: tile(first, rows, inside), carries)

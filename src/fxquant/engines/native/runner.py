@@ -22,7 +22,7 @@ from torch import fx, nn
 from fxquant.engines.agreement import compare, nudge
 from fxquant.engines.known_code import unknown_code
 from fxquant.engines.native.cache import Cache
-from fxquant.engines.native.calls import Key, batch_of, bind, first_sample, form_of, key_of, wants_gradient
+from fxquant.engines.native.calls import Key, batch_of, bind, first_sample, key_of, wants_gradient
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.plain import interpret, plain_graph, returned, run_plain
@@ -32,6 +32,7 @@ from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.scan import Scans
 from fxquant.engines.native.settings import Native
 from fxquant.engines.native.shapes import Shape, Unread, order_of
+from fxquant.engines.native.together import takes_rows, together
 from fxquant.engines.native.verdicts import keep_verdict, load_verdict
 from fxquant.engines.onednn.kernels import has_nan
 from fxquant.engines.onednn.runner import OneDnn
@@ -47,6 +48,14 @@ log = logging.getLogger("fxquant")
 Listener = Callable[[Program | None, list[Any]], None]  # gets the calls; see tables/profile.py
 _WRITTEN = "torch.jit.trace or torch.export wrote down torch's ops, and it gives what they give since then"
 _MANY = "Code is made for the first sizes that come; engine=fxquant.Native(sizes=...) says for how many."
+
+
+class _NotHere(Exception):
+    """A call runs on oneDNN: when such calls do, and why."""
+
+
+class _Wrong(Exception):
+    """A program does not do what its graph does."""
 
 
 class NativeRunner(Runner):
@@ -68,6 +77,7 @@ class NativeRunner(Runner):
         self.parameters: list[nn.Parameter] = []
         self.programs: dict[Key, Program] = {}
         self.refused: dict[Key, str] = {}
+        self.by_row: bool | None = None  # whether all rows of the inputs are treated alike
         cache = self.settings.cache
         self.libraries = Libraries(Cache(None if cache is None else Path(cache)))
         self.told: set[str] = set()
@@ -131,93 +141,94 @@ class NativeRunner(Runner):
         program = self.programs.get(key)
         if self.listener is not None:
             self.listener(program, inputs)
-        if program is None:
-            return self._without(region, key, inputs, args, kwargs)
-        return self._run(region, program, inputs, args, kwargs)
-
-    def _run(
-        self,
-        region: Region,
-        program: Program,
-        inputs: list[object],
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-    ) -> object:
-        if not _takes(program, inputs):
-            return self._onednn(region, args, kwargs)
         try:
-            return _finish(program, inputs)
-        except Unread as error:  # sizes that follow from values
-            return self._pass_on(region, args, kwargs, "for some inputs", str(error))
+            return self._by_code(region, key, inputs, program)
+        except _NotHere as reason:
+            return self._pass_on(region, args, kwargs, *reason.args)
 
-    def _without(
-        self, region: Region, key: Key, inputs: list[object], args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> object:
-        """Return a call without a program: that of its size is made, unless there are enough of other sizes."""
+    def _by_code(self, region: Region, key: Key, inputs: list[object], program: Program | None) -> object:
+        """Run a call in machine code; raise _NotHere if it is not for it."""
+        program = program or self._obtain(region, key, inputs)
+        if program.signed and any(map(has_nan, inputs)):
+            raise _NotHere("where a signed tensor is not a number")
+        batch = batch_of(inputs)
+        if batch > 1 and (program.single or program.whole):
+            rows = together(inputs, batch, program.whole) if self._takes_rows(region, program) else None
+            joint = None if rows is None else key_of(rows.inputs)
+            if rows is not None and joint is not None:
+                return rows.apart(self._finish(rows.inputs, self._obtain(region, joint, rows.inputs)))
+        if not program.pays(batch):
+            raise _NotHere("for some batches")
+        return self._finish(inputs, program)
+
+    def _takes_rows(self, region: Region, program: Program) -> bool:
+        if self.by_row is None:
+            self.by_row = takes_rows(region, program.graph)
+        return self.by_row
+
+    def _finish(self, inputs: list[object], program: Program) -> object:
+        try:
+            return _run(program, inputs)
+        except Unread as error:  # sizes that follow from values
+            raise _NotHere("for some inputs", str(error)) from error
+
+    def _obtain(self, region: Region, key: Key, inputs: list[object]) -> Program:
+        """Return the program of a size; it is made, unless there are enough of other sizes."""
         with self._lock:
-            if key in self.programs:  # another thread has made it
-                return self(region, args, kwargs)
+            if (program := self.programs.get(key)) is not None:
+                return program
             if key not in self.refused and unknown_code(region):
                 self.refused[key] = unknown_code(region)
             if key in self.refused:
-                return self._pass_on(region, args, kwargs, "for inputs of some sizes", self.refused[key])
+                raise _NotHere("for inputs of some sizes", self.refused[key])
             if key not in self.known and len({*self.known, *self.refused}) >= self.settings.sizes:
-                return self._pass_on(region, args, kwargs, "for inputs of further sizes", _MANY)
-            if self.known and all(form_of(key) != form_of(known) for known in self.known):
-                try:
-                    interpret(region, plain_graph(region), inputs)  # as likely as not, this raises
-                except (InputError, TypeError):
-                    return self._onednn(region, args, kwargs)
-            return self._first(region, key, inputs, args, kwargs)
+                raise _NotHere("for inputs of further sizes", _MANY)
+            try:
+                self.programs[key] = self._first(region, key, inputs)
+            except (Unread, _Wrong) as error:
+                self.refused[key] = str(error)
+                level = logging.INFO if isinstance(error, Unread) else logging.WARNING
+                self._tell(region, "for inputs of some sizes", str(error), level)
+                raise _NotHere("for inputs of some sizes", str(error)) from error
+            self.known[key] = None
+            return self.programs[key]
 
-    def _first(
-        self, region: Region, key: Key, inputs: list[object], args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> object:
-        """Make the program for a size, run it, and compare it with the graph, unless that was done before."""
+    def _first(self, region: Region, key: Key, inputs: list[object]) -> Program:
+        """Make the program for a size, and compare it with the graph, unless that was done before."""
         graph = plain_graph(region)
         text = f"{graph} {key} {_layouts(region)}"  # before it is read, which folds numbers into it
         made = self._attempt(region, graph, inputs)
         orders = load_verdict(self.libraries.cache, made, text) if isinstance(made, Program) else None
         if isinstance(made, Program) and not made.whole and orders is not None:
             made.set_orders(orders)
-            self.keep(key, made)
-            return self._run(region, made, inputs, args, kwargs)
+            return made
+        if isinstance(made, Program) and made.whole:
+            inputs = first_sample(inputs)
         try:
             with torch.random.fork_rng(devices=[]):  # this run and that of the program see the same random numbers
                 raw = run_plain(region, graph, inputs)
-        except (InputError, TypeError):  # inside a model, such calls run the user's code
-            return self._onednn(region, args, kwargs)
+        except (InputError, TypeError) as error:  # inside a model, such calls run the user's code
+            raise _NotHere("for inputs that the graph refuses") from error
         try:
             if isinstance(made, Exception):
                 raise made
-            takes = _takes(made, inputs)
-            if made.whole and batch_of(inputs) != 1:
-                inputs = first_sample(inputs)
-                raw = run_plain(region, graph, inputs)
             made.lay_out(raw)
-            found = _finish(made, inputs)
+            with torch.random.fork_rng(devices=[]):
+                found = _run(made, inputs)
             compare(returned(graph, raw), found, lambda: interpret(region, graph, nudge(inputs)), "native")
-        except Unread as error:
-            return self._refuse(region, key, str(error), logging.INFO, args, kwargs)
+        except Unread:
+            raise
         except Exception as error:  # a model runs, whatever is wrong with its code
             why = str(error) if isinstance(error, FxQuantError) else f"{type(error).__name__}: {error}"
-            return self._refuse(region, key, why, logging.WARNING, args, kwargs)
+            raise _Wrong(why) from error
         keep_verdict(self.libraries.cache, made, text)
-        self.keep(key, made)
-        return found if takes else self._onednn(region, args, kwargs)
+        return made
 
     def _attempt(self, region: Region, graph: fx.Graph, inputs: list[object]) -> Program | Exception:
         try:
             return self.make(region, graph, inputs)
         except Exception as error:
             return error
-
-    def _refuse(
-        self, region: Region, key: Key, why: str, level: int, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> object:
-        self.refused[key] = why
-        self._tell(region, "for inputs of some sizes", why, level)
-        return self._onednn(region, args, kwargs)
 
     def make(self, region: Region, graph: fx.Graph, inputs: Sequence[object]) -> Program:
         """Return a program for inputs of these sizes."""
@@ -234,10 +245,6 @@ class NativeRunner(Runner):
             if node in reader.reasons and not reads_size(node)
         }
         return program
-
-    def keep(self, key: Key, program: Program) -> None:
-        self.programs[key] = program
-        self.known[key] = None
 
     def _pass_on(
         self, region: Region, args: tuple[object, ...], kwargs: dict[str, object], when: str, why: str = ""
@@ -269,12 +276,7 @@ def _left(reader: Reader) -> list[fx.Node]:
     return [node for node in reader.reasons if isinstance(reader.shapes.get(node), Shape) and not reads_size(node)]
 
 
-def _takes(program: Program, inputs: list[object]) -> bool:
-    """Whether a call is run by its program: where it pays, and NaN, if there is any, becomes what it does elsewhere."""
-    return program.pays(batch_of(inputs)) and not (program.signed and any(map(has_nan, inputs)))
-
-
-def _finish(program: Program, inputs: list[object]) -> object:
+def _run(program: Program, inputs: list[object]) -> object:
     if torch.is_grad_enabled():
         with torch.no_grad():
             made = program.run(inputs, batch_of(inputs))

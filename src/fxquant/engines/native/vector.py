@@ -28,6 +28,13 @@ def parts(vectors: int) -> list[int]:
     return [4] * (vectors // 4) + [2] * (vectors % 4 // 2) + [1] * (vectors % 2)
 
 
+def even_parts(total: int, most: int) -> tuple[int, int, int]:
+    """(size, how many of that size, how many one smaller): parts of nearly equal size, none above `most`."""
+    count = -(-total // most)
+    small, larger = divmod(total, count)
+    return (small + 1, larger, count - larger) if larger else (small, count, 0)
+
+
 @functools.cache
 def order(vectors: int, width: int) -> NDArray[np.int64]:
     """Return the channel that each element of a group of vectors holds, in the order of vectors and elements."""

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from fxquant.engines.native.activations import Act, apply
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.vector import Kernel
+from fxquant.engines.native.vector import Kernel, even_parts
 
+_MANY = 12  # rows of a tile
 _UNROLLED = 64  # products that are written out
 
 
@@ -49,9 +50,12 @@ class WeightOnly:
 
 
 def choose_blocks(channels: int, rows: int, machine: Machine) -> tuple[int, ...]:
-    """Vectors of each block: more of them for few rows, so that sums are not waited for."""
+    """Vectors of each block: more of them for few rows, so that sums are not waited for.
+
+    Many rows share what it takes to make floats of a vector.
+    """
     total = channels // machine.floats
-    most = 8 if rows == 1 else 4 if rows <= 3 or machine.registers > 16 else 2
+    most = 8 if rows == 1 else 4 if rows <= 3 or (machine.registers > 16 and rows <= _MANY) else 2
     return (most,) * (total // most) + ((total % most,) if total % most else ())
 
 
@@ -112,10 +116,9 @@ def _block(k: Kernel, spec: WeightOnly, vectors: int, places: tuple[str, str, st
         x = k.step("%x", first, spec.in_row)
         _tile(k, spec, vectors, height, (x, weights, params, k.step(out, first, spec.out_row)))
 
-    full = spec.rows // most * most
-    k.each(0, full, lambda first: rows(first, most), most)
-    if spec.rows > full:
-        rows(str(full), spec.rows - full)
+    height, count, _ = even_parts(spec.rows, most)
+    k.each(0, count * height, lambda first: rows(first, height), height)
+    k.each(count * height, spec.rows, lambda first: rows(first, height - 1), height - 1)
 
 
 def _tile(k: Kernel, spec: WeightOnly, vectors: int, height: int, places: tuple[str, str, str, str]) -> None:
