@@ -36,3 +36,28 @@ def collapsing() -> tuple[nn.Module, list[Tensor]]:
     torch.manual_seed(0)
     data = [torch.cat((torch.randn(32, 8) * 1e-3, torch.rand(32, 1) * 30), 1) for _ in range(3)]
     return Collapsing().eval(), data
+
+
+class Exponential(nn.Module):
+    """Its first layer reads numbers of very different size, whose range is no better found from batch to batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(16, 64), nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.first(torch.exp(3 * x))))
+
+
+class DeadInputs(nn.Module):
+    """The second layer has huge weights for channels that are always zero: no grid fits them and the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(16, 32), nn.Linear(32, 8)
+        with torch.no_grad():
+            self.first.weight[3:7], self.first.bias[3:7] = 0.0, -1.0
+            self.head.weight[:, 3:7] *= 1e4
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.first(x)))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.errors import ConfigError
-from precision_models import Branches, collapsing
+from precision_models import Branches, DeadInputs, Exponential, collapsing
 from zoo import ZOO
 
 
@@ -40,6 +40,31 @@ def test_the_cause_is_lifted_and_told(engine: str) -> None:
     }
     assert [row.status for row in fq.explain(made) if row.path == "head"] == ["int8"]
     assert "dB ->" in reasons(made)["first"] and "its input" in reasons(made)["first"]
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_an_input_that_no_range_fits_is_read_in_float(mode: str) -> None:
+    torch.manual_seed(0)
+    model, data = Exponential().eval(), [torch.randn(8, 16) for _ in range(4)]
+    with pytest.warns(UserWarning, match=r"Lifted first \(weight_only\)"):
+        made = fq.quantize(model, data, mode=mode, engine="onednn")  # type: ignore[arg-type]
+    assert fq.check(model, made, data).sqnr > 27
+
+
+def test_weights_that_were_chosen_are_lifted_where_nothing_else_explains_it() -> None:
+    torch.manual_seed(0)
+    model, data = DeadInputs().eval(), [torch.randn(8, 16) for _ in range(4)]
+    with pytest.warns(UserWarning, match=r"Lifted head \(float\)"):
+        made = fq.quantize(model, data, mode="weight_only", engine="onednn")
+    assert fq.check(model, made, data).sqnr > 27
+
+
+def test_what_would_help_is_told_where_it_takes_too_long() -> None:
+    torch.manual_seed(0)
+    model, data = Exponential().eval(), [torch.randn(8, 16) for _ in range(4)]
+    with pytest.warns(UserWarning, match="Lifting 1 ops is predicted to gain"):
+        made = fq.quantize(model, data, engine="onednn", budget=0.36)
+    assert fq.check(model, made, data).passed and not reasons(made)
 
 
 def test_the_same_again_bit_by_bit() -> None:

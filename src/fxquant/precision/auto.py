@@ -32,7 +32,7 @@ from fxquant.precision.attribute import count_samples
 from fxquant.precision.check import LEAST, Check, compare_outputs
 from fxquant.precision.eaten import find_eaten, warn_eaten
 from fxquant.precision.sites import SAMPLES, Site, find_sites
-from fxquant.precision.steps import Step, better_ranges, int8_time, joined, more_precision
+from fxquant.precision.steps import Step, better_ranges, int8_time, joined, more_precision, total
 
 log = logging.getLogger("fxquant")
 
@@ -43,6 +43,7 @@ LOOK = 20.0  # below that, causes are looked for
 LOST = 5.0  # below that, hardly anything of the answer is left, and changes may cost more
 _BATCHES, _SAMPLES = 4, 16  # that are compared, at most
 _ROUNDS = 3  # of lifting
+_EXPLAINED = 0.1  # of the noise at the outputs: where tensors make less, weights that were chosen are looked at, too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,29 +188,42 @@ class _Search:
         if ranges.gain >= 1.0 and (better := self._try(ranges, found, 0.5)) is not None:
             found, sites = better, self._sites(better)
         for _ in range(_ROUNDS):
-            if found.sqnr >= GOOD or not sites:
+            if found.sqnr >= GOOD:
                 break
-            tried = [(limit, self._lift(sites, found, limit)) for limit in self._limits(sites, found)]
-            limit, step = next((each for each in tried if each[1].gain >= each[0].gain), tried[-1])
-            better = self._try(step, found, min(limit.gain / 2, 3.0)) if step.gain >= limit.gain else None
+            better = self._round(sites, found)
+            if better is None and total(sites) < _EXPLAINED * 10 ** (-found.sqnr / 10):
+                better = self._round(self._sites(found, chosen=True), found)
             if better is None:
-                self.wanted = self._lift(sites, found, replace(limit, slower=math.inf))
                 break
-            self._spent += step.slower
-            self.lifted += [name for name in step.names if name not in self.lifted]
             found, sites = better, self._sites(better)
         return found
 
-    def _sites(self, found: Check) -> list[Site]:
-        """For the outputs that are not good yet."""
-        short = [row.name for row in found.compared if row.sqnr < GOOD]
+    def _round(self, sites: Sequence[Site], found: Check) -> Check | None:
+        """Lift what may be lifted now, if that gains enough; tells how the model does then."""
+        if not sites:
+            return None
+        tried = [(limit, self._lift(sites, found, limit)) for limit in self._limits(sites, found)]
+        limit, first = next((each for each in tried if each[1].gain >= each[0].gain), tried[-1])
+        other = self._lift(sites, found, limit, dynamic=False)  # the range of a batch may be as bad as that of all
+        for step in (first, other) if other.names != first.names else (first,):
+            better = self._try(step, found, min(limit.gain / 2, 3.0)) if step.gain >= limit.gain else None
+            if better is not None:
+                self._spent += step.slower
+                self.lifted += [name for name in step.names if name not in self.lifted]
+                return better
+        self.wanted = self._lift(sites, found, replace(limit, slower=math.inf), dynamic=False)
+        return None
+
+    def _sites(self, found: Check, *, chosen: bool = False) -> list[Site]:
+        """For the outputs that are not good yet; with `chosen`, also weights that an algorithm chose."""
         return find_sites(
             self._prepared,
             self._batches[:1] if count_samples(self._batches[0]) >= SAMPLES else self._batches,
             engine=self._engine,
             amendments=self.amendments,
-            outputs=short,
+            outputs=[row.name for row in found.compared if row.sqnr < GOOD],
             wide=16 in self._target.activations.bits,
+            chosen=chosen,
         )
 
     @property
@@ -218,10 +232,16 @@ class _Search:
         named = (request.target for request in asked if request is not None and request.target is not None)
         return next(named, self._engine.target())
 
-    def _lift(self, sites: Sequence[Site], found: Check, limit: _Limit) -> Step:
+    def _lift(self, sites: Sequence[Site], found: Check, limit: _Limit, *, dynamic: bool = True) -> Step:
         goal = 10 ** ((found.sqnr - limit.goal) / 10)
-        dynamic = self._engine.name in ("onednn", "reference")
-        return more_precision(sites, goal=goal, slower=limit.slower, most=limit.most, dynamic=dynamic)
+        return more_precision(
+            sites,
+            goal=goal,
+            slower=limit.slower,
+            most=limit.most,
+            dynamic=dynamic and self._engine.name in ("onednn", "reference"),
+            calls=self._budget is None,
+        )
 
     def _limits(self, sites: Sequence[Site], found: Check) -> list[_Limit]:
         """Return what may be spent now, the least first."""
@@ -260,7 +280,8 @@ def _tell(before: Check, after: Check, search: _Search, may_change: bool) -> Non
             'why; precision="int8" leaves all in int8.',
             stacklevel=4,
         )
-    if after.passed:
+    helps = search.wanted is not None and search.wanted.gain >= _CHEAP.gain
+    if after.passed and not (helps and after.sqnr < LOOK):
         return
     end = f"the model is {after.sqnr:.1f} dB from float (cosine {after.cosine:.4f})" if search.lifted else start
     if not may_change:

@@ -88,19 +88,20 @@ def find_sites(
     amendments: Amendments,
     outputs: Sequence[str],
     wide: bool,
+    chosen: bool = False,
 ) -> list[Site]:
     """Return the sites of a calibrated model as it would be converted, in the order of the model.
 
-    Weights whose integers an algorithm chooses are none: they make far less noise than the nearest, which it would be
-    judged by.
+    Without `chosen`, weights whose integers an algorithm chooses are none: they make far less noise than the nearest,
+    which it would be judged by.
     """
     decided = decide(prepared, engine=engine, amendments=amendments)
-    chosen = False
+    left_out = False
     for _, region in regions(decided):
-        chosen = chosen or any(each.chooses_weights for each in plan_of(region).algorithms)
+        left_out = left_out or (not chosen and any(each.chooses_weights for each in plan_of(region).algorithms))
         plan_of(region).algorithms = ()  # what they do to weights and biases would be measured as noise
     frozen = freeze(decided)
-    found = {site.name: (module, site) for module, site in _sites(decided, frozen) if not (chosen and site.is_weight)}
+    found = {site.name: (module, site) for module, site in _sites(decided, frozen) if not (left_out and site.is_weight)}
     few = [smaller(batch) for batch in batches]
     with left_as_it_was(frozen, code_only=True):
         first = {name: (module, {NOW: _as_it_is(module)}) for name, (module, _) in found.items()}

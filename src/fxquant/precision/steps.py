@@ -23,6 +23,7 @@ from fxquant.tuning.space import TIME
 _MATTERS = 0.01  # of all noise: less is left alone
 _BETTER = 0.7  # of its noise, which another range leaves at most
 _ENOUGH = 0.1  # of its noise, which more precision leaves at most
+_CALL = 2e5  # multiply-adds that the call of an op is about worth, in any precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,13 +66,14 @@ def better_ranges(sites: Sequence[Site]) -> Step:
 
 
 def more_precision(
-    sites: Sequence[Site], *, goal: float, slower: float, dynamic: bool, most: int | None = None
+    sites: Sequence[Site], *, goal: float, slower: float, dynamic: bool, calls: bool, most: int | None = None
 ) -> Step:
     """Sites lifted, those first whose noise is the greatest for the time that it costs, until `goal` of it is left.
 
-    They may add `slower` to the time, as a share of the int8 model's; `most` takes only so many, the worst.
+    They may add `slower` to the time, as a share of the int8 model's, in which calls count if `calls`; `most` takes
+    only so many, the worst.
     """
-    before, whole = total(sites), _time(sites)
+    before, whole = total(sites), _time(sites) + (_calls(sites) if calls else 0.0)
     chosen = _choose(
         sorted(sites, key=lambda site: -site.noise[NOW])[:most], before, goal * before, slower, whole, dynamic
     )
@@ -129,8 +131,7 @@ def _is_wide(site: Site) -> bool:
 
 def int8_time(sites: Sequence[Site]) -> float:
     """Return what the quantized ops take, as a share of the float model's."""
-    work = _work(sites)
-    whole = sum(work.values())
+    whole = sum(_work(sites).values())
     return _time(sites) / whole if whole else 1.0
 
 
@@ -175,6 +176,15 @@ def _time(sites: Sequence[Site]) -> float:
     """Return what the quantized ops take now."""
     status = {reader.place: reader.status for site in sites for reader in site.readers}
     return sum(work * TIME[status[place]] for place, work in _work(sites).items())
+
+
+def _calls(sites: Sequence[Site]) -> float:
+    """Return what the calls of the quantized ops take besides their work: most of the time of a small model."""
+    found: dict[Place, float] = {}
+    for site in sites:
+        for reader in site.readers:
+            found[reader.place] = max(found.get(reader.place, 1.0), 1.0 if site.is_weight else site.calls)
+    return _CALL * sum(found.values())
 
 
 def _work(sites: Sequence[Site]) -> dict[Place, float]:
