@@ -104,6 +104,7 @@ def network(name: str, data: Path) -> tuple[nn.Module, list[Tensor]]:
     tokens = [torch.randint(0, 1000, (2, 24), generator=generator) for _ in range(12)]
     if name == "lstm_tagger":
         return Tagger().eval(), tokens
+    import_timm()  # makes torchvision importable, which transformers looks for
     from transformers import BertConfig, BertForSequenceClassification
 
     sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}

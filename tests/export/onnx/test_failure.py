@@ -28,6 +28,11 @@ class Eigenvalues(Detector):
         return torch.linalg.eigvals(self.backbone(x).mean(1)).real
 
 
+class Bessel(Detector):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.bessel_j0(self.backbone(x))
+
+
 class Branch(Detector):
     def forward(self, x: Tensor) -> Tensor:
         x = self.backbone(x)
@@ -46,7 +51,11 @@ X = torch.randn(2, 3, 8, 8)
 
 @pytest.mark.parametrize(
     ("model", "what"),
-    [(Eigenvalues(), r"aten\.linalg_eig.*quantize\(float_model\.backbone"), (Branch(), "model.backbone")],
+    [
+        (Eigenvalues(), r"aten\.linalg_eig.*quantize\(float_model\.backbone"),
+        (Bessel(), r"prims\.bessel_j0"),
+        (Branch(), "model.backbone"),
+    ],
 )
 def test_one_paragraph_and_a_hint_that_works(
     model: Detector, what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture

@@ -80,6 +80,7 @@ def _place(op: str, model: nn.Module) -> str:
     names = {node: str(getattr(node.target, "__name__", node.target)) for node in nodes}
     found = [node for node in nodes if base and names[node] == base]
     found = found or [node for node in nodes if base and names[node].startswith(base)]
+    found = found or [node for node in nodes if base and names[node].endswith(f"_{base}")]  # torch.special's
     return next((str(node.meta["where"]) for node in found if node.meta.get("where")), "")
 
 
