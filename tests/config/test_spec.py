@@ -32,6 +32,7 @@ def test_a_grid_has_its_ends_and_dtype(spec: Spec, ends: tuple[int, int], dtype:
         ({"bits": 17}, "from 2 to 16"),
         ({"bits": True}, "from 2 to 16"),
         ({"granularity": "per_row"}, "expected one of"),
+        ({"observer": "minmx"}, "Closest: 'minmax'"),
         ({"granularity": "per_group"}, "needs a group_size"),
         ({"observer": "fixed"}, "needs a range"),
         ({"observer": "custom"}, "needs a factory"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fxquant.tables.present import as_csv, as_html, as_text, new_table
+from fxquant.tables.present import as_csv, as_html, as_text, new_table, table_as_html
 
 
 def test_a_path_is_never_broken() -> None:
@@ -27,6 +27,23 @@ def test_spare_columns_give_way_and_no_cell_is_cut(columns: int, monkeypatch: py
     gone = [name for name in names if name not in lines[0]]
     assert title == ("title" if columns == 60 else f"title; left out to fit: {', '.join(gone)}")
     assert table.columns[-1].header == "most"  # the table itself is whole
+
+
+def test_words_are_not_broken_where_a_column_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    path = "encoder.layers.11.attention.self.query_projection"
+    table = new_table("title", ("op", "why", "what to do"), whole=("op",))
+    table.add_row("linear", f"fused into {path} and more words", "nothing that is worth a word " * 2)
+    lines = as_text(table).splitlines()
+    assert any(path in line for line in lines)
+    assert max(map(len, lines)) < len(path) + 36
+
+
+def test_a_table_as_html() -> None:
+    table = new_table("a < b", ("path", "n"))
+    table.add_row("net.0", "1")
+    assert table_as_html(table) == as_html("a < b", ("path", "n"), [("net.0", "1")])
 
 
 def test_html_is_escaped() -> None:

@@ -191,6 +191,11 @@ def test_mistakes_say_what_to_do(arguments: dict[str, Any], says: str) -> None:
         tune(whole(), batches(), lambda model: 1.0, **arguments)
 
 
+def test_an_evaluation_is_a_function() -> None:
+    with pytest.raises(fq.ConfigError, match="give a function from a model to its score"):
+        tune(whole(), batches(), "accuracy")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("result", ["good", {}, float("nan"), [], torch.zeros(2, 2)])
 def test_an_evaluation_that_gives_no_score_is_an_error(result: Any) -> None:
     with pytest.raises(fq.ConfigError, match="evaluate gave"):

@@ -144,12 +144,10 @@ def forecast(
 ) -> None:
     """Say which ops of a model a target will run, and which rule refuses the others, before any calibration."""
     with one_line(debug):
-        from rich.console import Console
-
         from fxquant.config_file.command import forecast_by_name
 
         found = forecast_by_name(model, target, shape)
     if as_json:
         typer.echo(found.to_json())
     else:
-        Console().print(found)
+        typer.echo(str(found))

@@ -33,8 +33,6 @@ def show_target(
 ) -> None:
     """Print a target: what runs in int8 there, on what grids, within which limits."""
     with one_line(debug):
-        from rich.console import Console
-
         from fxquant.tables.show_target import target_table
         from fxquant.targets.file import find_target, to_plain
 
@@ -42,7 +40,7 @@ def show_target(
     if as_json:
         print_json(to_plain(target))
     else:
-        Console().print(target_table(target))
+        typer.echo(str(target_table(target)))
 
 
 def show_model(

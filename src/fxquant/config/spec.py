@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from fxquant.config.forms import closest
 from fxquant.errors import ConfigError
 
 Granularity = Literal["per_tensor", "per_channel", "per_group"]
@@ -30,7 +31,8 @@ MIN_BITS, MAX_BITS = 2, 16
 
 def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"Spec({field}={value!r}): expected one of {', '.join(map(repr, choices))}.")
+        near = closest(str(value), choices)
+        raise ConfigError(f"Spec({field}={value!r}): expected one of {', '.join(map(repr, choices))}.{near}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,7 +90,8 @@ def describe(report: Json) -> str:
     if accuracy is None:
         return "quantized; its accuracy was not looked at (no --evaluate, and no metric in the file)."
     verdict = "within the tolerance" if accuracy["passed"] else "NOT within the tolerance"
-    trials = f" after {len(report['trials'])} trial(s)" if "trials" in report else ""
+    count = len(report.get("trials", ()))
+    trials = f" after {count} trial{'s' * (count != 1)}" if count else ""
     return f"{accuracy['quantized']:.6g}, float {accuracy['float']:.6g}: {verdict}{trials}."
 
 

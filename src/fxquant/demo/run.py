@@ -143,7 +143,8 @@ def _weights(model: nn.Module) -> str:
 def _table(case: Case, data: Json) -> Table:
     first = case.held_out[0]
     batch = len(first) if isinstance(first, Tensor) else 1
-    table = Table(title=f"a batch of {batch}, {data['speed']['threads']} thread(s); medians, engines in turn")
+    threads = data["speed"]["threads"]
+    table = Table(title=f"a batch of {batch}, {threads} thread{'s' * (threads != 1)}; medians, engines in turn")
     table.add_column("")
     for column in ("ms", "against float", "size, MiB"):
         table.add_column(column, justify="right")

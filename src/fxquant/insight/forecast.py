@@ -7,9 +7,8 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from fxquant.capture.compare import evaluating
@@ -19,8 +18,13 @@ from fxquant.passes.refuse import rule_in
 from fxquant.quantize_fx import prepare_fx
 from fxquant.tables.explain import explain
 from fxquant.tables.explanation import Explanation
+from fxquant.tables.present import as_text, new_table, table_as_html
 from fxquant.targets import by_name
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_COLUMNS = ("node", "path", "kind", "runs on", "refused by", "why")
 CODE, GRAPH = "code", "graph"  # what is no rule of a target: code outside of graphs, and neighbours or the op itself
 
 
@@ -67,20 +71,22 @@ class Forecast:
         """The same as JSON."""
         return json.dumps({"target": self.target, "ops": [asdict(row) for row in self.rows]}, indent=1)
 
-    def __rich__(self) -> Table:
-        table = Table(title=self.summary(), title_justify="left", box=None, pad_edge=False)
-        for column in ("node", "path", "kind", "runs on", "refused by", "why"):
-            table.add_column(column, overflow="fold")
+    def table(self) -> Table:
+        """Return the ops as a rich table."""
+        table = new_table(self.summary(), _COLUMNS, whole=_COLUMNS[:-1])
         for row in self.rows:
             place, style = ("device", "") if row.on_device else ("host", "yellow")
             table.add_row(row.node, row.path, row.kind, place, row.rule, row.reason, style=style)
         return table
 
     def __str__(self) -> str:
-        console = Console(width=140, no_color=True, force_terminal=False)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get()
+        return as_text(self.table(), spare=("node",))
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        return table_as_html(self.table())
 
 
 def forecast(

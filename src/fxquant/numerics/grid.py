@@ -120,7 +120,14 @@ class Grid(CheckedState):
 
     def extra_repr(self) -> str:
         ends = f"{str(self.dtype).removeprefix('torch.')} {self.quant_min} to {self.quant_max}"
-        return f"{ends}, scale={self.scale.tolist()}, zero_point={self.zero_point.tolist()}"
+        return f"{ends}, scale={_shown(self.scale)}, zero_point={_shown(self.zero_point)}"
+
+
+def _shown(numbers: Tensor) -> str:
+    """Return a few numbers, or how many there are; those of a meta tensor are not known."""
+    if numbers.is_meta or numbers.numel() > 8:
+        return f"<{numbers.numel()} numbers{' on meta' * numbers.is_meta}>"
+    return str(numbers.tolist())
 
 
 def share_memory(grids: list[Grid]) -> None:

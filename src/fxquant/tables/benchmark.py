@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import html
 import io
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +26,7 @@ from fxquant.graph.given import refuse_other
 from fxquant.graph.lowering import unlower
 from fxquant.graph.own import copy_model
 from fxquant.graph.region import Stage, regions, runner_of, stage_of
-from fxquant.tables.present import as_group, as_text, new_table
+from fxquant.tables.present import as_group, as_text, new_table, table_as_html
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -60,11 +61,15 @@ class Benchmark:
         return iter(self.rows)
 
     def __getitem__(self, name: str) -> Row:
-        return next(row for row in self.rows if row.name == name)
+        found = next((row for row in self.rows if row.name == name), None)
+        if found is None:
+            raise ConfigError(f"{name!r} was not timed. There is: {', '.join(row.name for row in self.rows)}.")
+        return found
 
     def table(self) -> Table:
         """Return the rows as a rich table."""
-        table = new_table(f"{self.threads} thread(s)", _COLUMNS, whole=("engine",), right=_COLUMNS[1:])
+        title = f"{self.threads} thread{'s' * (self.threads != 1)}"
+        table = new_table(title, _COLUMNS, whole=("engine",), right=_COLUMNS[1:])
         for row in self.rows:
             speedup = "" if row.speedup is None else f"{row.speedup:.2f}x"
             memory = "" if row.memory is None else f"{row.memory:.1f}"
@@ -97,6 +102,9 @@ class Benchmark:
 
     def __str__(self) -> str:
         return as_text(*self._parts())
+
+    def _repr_html_(self) -> str:
+        return table_as_html(self.table()) + "".join(f"<p>{html.escape(str(line))}</p>" for line in self._parts()[1:])
 
     def __repr__(self) -> str:
         """One line, since `benchmark` prints the table."""
@@ -139,6 +147,8 @@ def benchmark(
         'float'
     """
     refuse_other(model, "benchmark")
+    if float_model is not None:
+        refuse_other(float_model, "benchmark(float_model=...)")
     found = list(regions(model))
     if not found or any(stage_of(region) is not Stage.CONVERTED for _, region in found):
         raise StageError("benchmark needs a model from convert_fx or quantize.")

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import copy
 import csv
+import dataclasses
 import functools
 import html
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table
+    from rich.table import Column, Table
 
 _NO_TERMINAL = 160  # columns, in files and pipes
 _LEAST = 18  # columns, for text that wraps
@@ -68,9 +69,17 @@ def _needed(table: Table) -> int:
     """Return the least columns in which nothing that is to be whole is broken, with two after each."""
     from rich.cells import cell_len
 
-    widths = [max(map(cell_len, map(str, (column.header, *column.cells)))) for column in table.columns]
-    least = [wide if column.no_wrap else min(wide, _LEAST) for column, wide in zip(table.columns, widths, strict=True)]
+    least = [_least(column, cell_len) for column in table.columns]
     return sum(least) + 2 * len(least)
+
+
+def _least(column: Column, size: Callable[[str], int]) -> int:
+    """Return the columns of text that a column of a table takes: those of its longest word, where it wraps."""
+    texts = [str(each) for each in (column.header, *column.cells)]
+    if column.no_wrap:
+        return max(map(size, texts))
+    words = max((size(word) for text in texts for word in text.split()), default=0)
+    return max(words, min(max(map(size, texts)), _LEAST))
 
 
 def _narrowed(table: Table, width: int, spare: Sequence[str]) -> Table:
@@ -89,10 +98,14 @@ def _narrowed(table: Table, width: int, spare: Sequence[str]) -> Table:
 
 
 def _untitled(part: Table | str) -> Table | str:
+    """Return a table without its title, whose words are not broken."""
+    from rich.cells import cell_len
+
     if isinstance(part, str):
         return part
     made = copy.copy(part)
     made.title = None
+    made.columns = [dataclasses.replace(column, min_width=_least(column, cell_len)) for column in part.columns]
     return made
 
 
@@ -109,6 +122,12 @@ def as_html(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(value))}</td>" for value in row) + "</tr>\n" for row in rows)
     caption = f"<caption>{html.escape(title)}</caption>" if title else ""
     return f"<table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+
+
+def table_as_html(table: Table) -> str:
+    """Return a rich table for notebooks."""
+    columns = [str(column.header) for column in table.columns]
+    return as_html(str(table.title or ""), columns, zip(*(column.cells for column in table.columns), strict=True))
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

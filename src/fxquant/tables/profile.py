@@ -6,11 +6,9 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from fxquant.engines.choose import check_engine
@@ -21,6 +19,12 @@ from fxquant.engines.native.steps import Steps
 from fxquant.errors import StageError
 from fxquant.graph.given import refuse_other
 from fxquant.graph.region import regions, runner_of
+from fxquant.tables.present import as_text, new_table, table_as_html
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_COLUMNS = ("kernel", "count", "ms", "time", "GMAC/s", "of peak")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,19 +71,17 @@ class Profile:
     def table(self) -> Table:
         """Return the rows as a rich table."""
         title = f"{self.machine}: {self.milliseconds:.2f} ms, {self.of_peak:.0%} of {self.peak:.0f} GMAC/s"
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for column in ("kernel", "count", "ms", "time", "GMAC/s", "of peak"):
-            table.add_column(column, justify="left" if column == "kernel" else "right")
+        table = new_table(title, _COLUMNS, whole=_COLUMNS[:1], right=_COLUMNS[1:])
         for row in self.rows:
             rate = (f"{row.gmacs:.0f}", f"{row.of_peak:.0%}") if row.macs else ("", "")
             table.add_row(row.kernel, str(row.count), f"{row.milliseconds:.3f}", f"{row.share:.1%}", *rate)
         return table
 
     def __str__(self) -> str:
-        console = Console(width=120, no_color=True)
-        with console.capture() as capture:
-            console.print(self.table())
-        return capture.get()
+        return as_text(self.table())
+
+    def _repr_html_(self) -> str:
+        return table_as_html(self.table())
 
     def __rich__(self) -> Table:
         return self.table()
@@ -123,7 +125,7 @@ def profile(
         raise StageError("no part of the model runs in native code for these inputs. The log says why.")
     result = _summed([_steps(program, inputs, rounds) for program, inputs in calls], calls[0][0])
     if show:
-        Console().print(result.table())
+        print(result)
     return result
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from fxquant.config.limits import Kernel, Position
 from fxquant.config.target import Target, bias_form
+from fxquant.tables.present import new_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def target_table(target: Target) -> Table:
     """Return what runs in int8, on what grids, within which limits."""
-    table = Table(title=f"target {target.name}", title_justify="left", box=None, pad_edge=False)
-    for column in ("what", "of", "is"):
-        table.add_column(column, overflow="fold")
+    table = new_table(f"target {target.name}", ("what", "of", "is"), whole=("what",))
     for row in target_rows(target):
         table.add_row(*row)
     return table

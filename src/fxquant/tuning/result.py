@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rich.table import Table
 from torch import nn
 
-from fxquant.tables.present import as_text
+from fxquant.tables.present import as_text, new_table, table_as_html
 from fxquant.tuning.trial import Trial
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_COLUMNS = ("trial", "plan", "score", "drop", "passed", "time", "size", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,14 +41,12 @@ class TuneResult:
         )
         return (
             f"{drop}{bounds}): {verdict}. Predicted time {self.best.time:.2f}, size {self.best.size:.2f} of float. "
-            f"{len(self.trials)} trials; stopped: {self.stopped}. {self.best.plan}"
+            f"{len(self.trials)} trial{'s' * (len(self.trials) != 1)}; stopped: {self.stopped}. {self.best.plan}"
         )
 
     def table(self) -> Table:
         """Return the trials as a rich table."""
-        table = Table(title=self.summary, title_justify="left", box=None, pad_edge=False)
-        for column in ("trial", "plan", "score", "drop", "passed", "time", "size", "seconds"):
-            table.add_column(column, overflow="fold")
+        table = new_table(self.summary, _COLUMNS, whole=_COLUMNS[:1], right=_COLUMNS[2:])
         for number, trial in enumerate(self.trials, 1):
             passed = "error" if trial.error else "yes" if trial.passed else "no"
             samples = "" if trial.complete else f" ({trial.samples} samples)"
@@ -59,6 +62,9 @@ class TuneResult:
 
     def __str__(self) -> str:
         return as_text(self.table())
+
+    def _repr_html_(self) -> str:
+        return table_as_html(self.table())
 
     def __rich__(self) -> Table:
         return self.table()

@@ -35,7 +35,7 @@ from fxquant.numerics.switches import Switched
 from fxquant.quantize_fx import freeze, prepare_fx
 from fxquant.tables.explain import explain
 from fxquant.tables.explanation import Explanation
-from fxquant.tables.present import as_csv, as_text, new_table
+from fxquant.tables.present import as_csv, as_text, new_table, table_as_html
 from fxquant.targets import by_name
 from fxquant.tuning.judge import read_score
 from fxquant.tuning.trial import AnyEngine
@@ -98,6 +98,9 @@ class Sensitivity:
 
     def __str__(self) -> str:
         return as_text(self.table())
+
+    def _repr_html_(self) -> str:
+        return table_as_html(self.table())
 
     def __rich__(self) -> Table:
         return self.table()

@@ -124,6 +124,8 @@ def tune(
         >>> found.passed
         True
     """
+    if not callable(evaluate):
+        raise ConfigError(f"tune(evaluate={evaluate!r}): give a function from a model to its score.")
     _check(tolerance, criterion, objective, strategy, max_trials, timeout, confidence)
     check_engine(engine)
     model = as_plain(model, "tune", training=False)
