@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.errors import ConfigError, StageError
+from fxquant.insight.comparison import Comparison
 
 
 class Block(nn.Module):
@@ -127,7 +129,16 @@ def test_ranges_against_what_calibration_saw(net: nn.Module, data: list[Tensor])
     assert "leave the calibrated range" in wide.summary()
     grown = fq.compare(net, quantized, [data[0] * k for k in (1, 2, 3, 4)])
     assert grown["x"].widened == 4 and grown["x"].spread > 0.3
+    assert "still grew" in grown.summary()
     assert fq.compare(net, quantized, [data[0]] * 4)["x"].widened == 1
+
+
+def test_batches_that_are_alike_are_not_called_too_few(net: nn.Module, data: list[Tensor]) -> None:
+    row = fq.compare(net, fq.quantize(net, data, engine="reference"), data[:1]).rows[0]
+    rows = [dataclasses.replace(row, batches=4, widened=1 + number % 4) for number in range(40)]
+    late = [dataclasses.replace(row, batches=4, widened=4) for _ in range(40)]
+    assert "still grew" not in Comparison(rows=(*rows, *late[:10]), weights=(), output_sqnr=30.0, batches=4).summary()
+    assert "still grew" in Comparison(rows=(*rows, *late, *late), weights=(), output_sqnr=30.0, batches=4).summary()
 
 
 class Pieces(nn.Module):
