@@ -1,9 +1,9 @@
 """What was trained or calibrated, `freeze`, the converted graph and its engine compute the same.
 
-Measured in steps of an 8-bit grid over each output, as a root mean square: 0.01 from the trained model to the frozen
-one and to the QDQ graph, which are the same arithmetic; 1 to an engine. The largest difference is not held there: an
-engine sums in another order, a value on the border between two steps goes to the other one, and what follows may
-enlarge that.
+Measured in steps of an 8-bit grid over each output, at the element that differs most: 0.01 from the trained model to
+the frozen one and to the QDQ graph, which are the same arithmetic, and 1 to oneDNN. Machine code rounds after one
+multiplication in float32, so that a few values go to the next step of a tensor in between, and what follows may enlarge
+that: there it is 5, and a third as a root mean square.
 """
 
 from __future__ import annotations
@@ -85,9 +85,17 @@ def call(model: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def differ(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The largest root mean square difference of an output, in steps of an 8-bit grid over its own range."""
-    steps = [float(t.max() - t.min()) / 255 or 1.0 for t in theirs]
-    return max(float((a - b).square().mean().sqrt()) / step for a, b, step in zip(ours, theirs, steps, strict=True))
+    """Return the largest difference of an element, in steps of an 8-bit grid over the range of its output."""
+    return max(float((a - b).abs().max()) / step_of(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def differ_in_the_mean(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """Return the largest root mean square difference of an output, in the same steps."""
+    return max(float((a - b).square().mean().sqrt()) / step_of(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def step_of(output: Tensor) -> float:
+    return float(output.max() - output.min()) / 255 or 1.0
 
 
 def prepare(model: nn.Module, args: Any, kwargs: Any, training: bool) -> nn.Module:
@@ -120,5 +128,6 @@ def test_stages_agree(name: str, training: bool) -> None:
     if training:
         assert differ(call(prepared, args, kwargs), frozen) < 0.01
     assert differ(call(fq.convert_fx(prepared, engine="reference"), args, kwargs), frozen) < 0.01
-    # an engine sums in another order, which moves a value on the border between two steps to the next
-    assert differ(call(fq.convert_fx(prepared), args, kwargs), frozen) < 1.0
+    assert differ(call(fq.convert_fx(prepared, engine="onednn"), args, kwargs), frozen) < 1.0
+    found = call(fq.convert_fx(prepared), args, kwargs)
+    assert differ(found, frozen) < 5.0 and differ_in_the_mean(found, frozen) < 1 / 3
