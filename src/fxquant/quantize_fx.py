@@ -65,7 +65,7 @@ from fxquant.graph.hooks import warn_of_traced_hooks
 from fxquant.graph.own import copy_model
 from fxquant.graph.region import Region, Stage, origin_of, regions, set_origin, stage_of
 from fxquant.graph.run_passes import run_passes
-from fxquant.passes.custom_modules import quantize_custom
+from fxquant.passes.custom_modules import quantize_custom, take_leaves
 from fxquant.tables.explain import explain
 from fxquant.targets import by_name
 
@@ -360,7 +360,9 @@ def _convert(prepared: nn.Module, custom: ConvertCustomConfig, engine: Engine) -
     """
     uncalibrated = not is_calibrated(prepared, "convert_fx")
     with torch.inference_mode(False):
-        decided = decide(copy_model(prepared).eval(), engine=engine, in_place=True)
+        copied = copy_model(prepared).eval()
+        take_leaves(copied, custom.observed_to_quantized_mapping)
+        decided = decide(copied, engine=engine, in_place=True)
         converted = quantize_custom(decided, custom.observed_to_quantized_mapping)
         fresh = {id(region) for _, region in regions(converted) if stage_of(region) is Stage.PREPARED}
         context = Context(uncalibrated=uncalibrated)

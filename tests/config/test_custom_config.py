@@ -426,6 +426,59 @@ class QuantizedLinear(nn.Module):
         return torch.quantize_per_tensor(y, float(self.scale), int(self.zero), torch.quint8).dequantize()
 
 
+class ObservedWithObserver(ObservedLinear):
+    """It brings an observer, which prepare is to show the output, as torch.ao's does."""
+
+    @classmethod
+    def from_float(cls, module: Scale) -> ObservedLinear:
+        observed = super().from_float(module)
+        observed.activation_post_process = module.qconfig.activation()
+        return observed
+
+
+class ObservedThatObserves(ObservedWithObserver):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation_post_process(super().forward(x) * 0.5) * 2
+
+
+@pytest.mark.parametrize("observed", [ObservedWithObserver, ObservedThatObserves])
+def test_a_custom_module_with_an_observer_of_its_own(observed: type[ObservedWithObserver]) -> None:
+    model, data = nn.Sequential(nn.Linear(8, 8), Scale()).eval(), [torch.randn(4, 8) for _ in range(3)]
+    config = PrepareCustomConfig().set_float_to_observed_mapping(Scale, observed)
+    prepared = fq.calibrate(fq.prepare_fx(model, MAPPING, (data[0],), config), data)
+    seen = prepared.get_submodule("1").activation_post_process.max_val
+    expected = max(float(model(x).max()) for x in data) * (0.5 if observed is ObservedThatObserves else 1.0)
+    assert float(seen) == pytest.approx(expected)
+
+
+class HalvedScale(nn.Module):
+    """A quantized form that needs no observed one."""
+
+    @classmethod
+    def from_observed(cls, module: Scale) -> HalvedScale:
+        made = cls()
+        made.weight, made.qconfig = module.weight.detach().half(), module.qconfig
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.float()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "weight_only"])
+def test_a_leaf_has_a_quantized_form_without_an_observed_one(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    qconfig = {"dynamic": fq.default_dynamic_qconfig, "weight_only": fq.weight_only_qconfig}[kind]
+    model, x = nn.Sequential(nn.Linear(8, 8), Scale(), nn.Linear(8, 8), Scale()).eval(), torch.randn(4, 8)
+    mapping = fq.QConfigMapping().set_global(qconfig).set_module_name("3", None)
+    leaves = {"non_traceable_module_class": [Scale]}
+    prepared = fq.prepare_fx(model, mapping, (x,), prepare_custom_config_dict=leaves)
+    pairs = {"observed_to_quantized_custom_module_class": {kind: {Scale: HalvedScale, Net: HalvedScale}}}
+    converted = fq.convert_fx(prepared, pairs)
+    assert [type(converted.get_submodule(path)) for path in "13"] == [HalvedScale, Scale]
+    assert converted.get_submodule("1").qconfig == qconfig and type(model[1]) is Scale
+    assert status(converted)["1"] == kind and sqnr_db(model(x), converted(x)) > 25
+    assert "names Net, and there is no such module" in caplog.text
+
+
 def test_a_custom_module_written_for_torch_ao() -> None:
     model, data = nn.Sequential(nn.Linear(8, 8), Scale()).eval(), [torch.randn(4, 8) for _ in range(3)]
     config = PrepareCustomConfig().set_float_to_observed_mapping(Scale, ObservedLinear)

@@ -2,11 +2,13 @@
 
 prepare   F  ->  O.from_float(F)         F carries the qconfig that its rule gives it as `.qconfig`; `qconfig.weight()`
                                          makes an observer
-convert   O  ->  Q.from_observed(O)
+convert   O  ->  Q.from_observed(O)      O may be a float module that is a leaf of the graph: in dynamic and weight-only
+                                         mode nothing is observed
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +19,13 @@ from fxquant.config.qconfig import QConfig
 from fxquant.errors import ConfigError
 from fxquant.graph.context import Context
 from fxquant.graph.notes import Decision, Status, decision_of
-from fxquant.graph.region import Region
+from fxquant.graph.region import Region, regions
 from fxquant.numerics.observers.standalone import StandaloneObserver, with_factories
 
+log = logging.getLogger("fxquant")
+
 _KEY = "_fxquant_custom"  # on an observed module: the QuantType it was made for
+_SHOWN = "_fxquant_shown"  # whether a hook shows the output to the observer of an observed module
 _STATUS: Mapping[QuantType, Status] = {
     QuantType.STATIC: "int8",
     QuantType.DYNAMIC: "dynamic",
@@ -40,8 +45,8 @@ def quant_type_of(qconfig: QConfig | None) -> QuantType | None:
 def observe_custom(module: nn.Module, qconfig: QConfig, observed_class: Any, quant_type: QuantType) -> nn.Module:
     """Return the observed form of a module (of a clone: it gets a `qconfig`).
 
-    A static one has an observer of its output as `activation_post_process`, which `from_observed` may ask, unless it
-    brings one.
+    A static one has an observer of its output as `activation_post_process`, which `from_observed` may ask. One that it
+    brings is shown the output, too, unless the module itself calls it.
     """
     qconfig = with_factories(qconfig)
     module.qconfig = qconfig  # type: ignore[assignment]
@@ -49,9 +54,10 @@ def observe_custom(module: nn.Module, qconfig: QConfig, observed_class: Any, qua
     _need_module(observed, observed_class, "from_float")
     if not hasattr(observed, "qconfig"):
         observed.qconfig = qconfig
-    if quant_type is QuantType.STATIC and not hasattr(observed, "activation_post_process"):
+    if quant_type is QuantType.STATIC:
         assert qconfig.activation is not None
-        observed.activation_post_process = StandaloneObserver(qconfig.activation)
+        if not hasattr(observed, "activation_post_process"):
+            observed.activation_post_process = StandaloneObserver(qconfig.activation)
         observed.register_forward_hook(_observe_output)
     observed.__dict__[_KEY] = quant_type.value
     observed.train(module.training)
@@ -60,8 +66,34 @@ def observe_custom(module: nn.Module, qconfig: QConfig, observed_class: Any, qua
 
 
 def _observe_output(module: nn.Module, args: object, output: object) -> None:
-    if isinstance(output, Tensor) and isinstance(module.activation_post_process, nn.Module):
-        module.activation_post_process(output)
+    observer = module.activation_post_process
+    if not isinstance(observer, StandaloneObserver) or not isinstance(output, Tensor):
+        return
+    if _SHOWN not in module.__dict__:  # the first call: has it seen something in the module's own code?
+        module.__dict__[_SHOWN] = observer.observer is not None and not observer.observer.seen
+    if module.__dict__[_SHOWN]:
+        observer(output)
+
+
+def take_leaves(model: nn.Module, pairs: ModulePairs) -> None:
+    """Make custom modules of the float leaves that have a quantized form, in place, by what the rules say of them.
+
+    That is to be read before the graph is decided.
+    """
+    named = {cls for classes in pairs.values() for cls in classes}
+    found = {type(module) for module in model.modules()} & named
+    for cls in named - found:
+        log.warning("convert_custom_config names %s, and there is no such module in the prepared model", cls.__name__)
+    for _, region in regions(model) if found else ():
+        for node in region.graph.nodes:
+            choice = node.meta.get("choice")
+            if node.op != "call_module" or choice is None or (kind := quant_type_of(choice.qconfig)) is None:
+                continue
+            module: Any = region.get_submodule(str(node.target))
+            if _KEY in module.__dict__ or type(module) not in pairs.get(kind, {}):
+                continue
+            module.qconfig = with_factories(choice.qconfig)
+            module.__dict__[_KEY] = kind.value
 
 
 def mark_custom(region: Region, context: Context) -> None:
