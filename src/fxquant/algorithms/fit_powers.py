@@ -5,6 +5,8 @@
 A range just above a power of two leaves half of its grid empty; what a factor moves out of one tensor's grid goes into
 another's. Groups take turns, since a weight is behind one of them and in front of the next. Twice a factor is the
 same grid again. In front of gates (gates.py), factors are such that whole numbers take them back.
+
+A clip goes along with the factor, to a whole step of the grid: relu6 fills 96 of 127 steps, and may end at 127 / 16.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fxquant.algorithms.channel_groups import ChannelGroup
 from fxquant.algorithms.gates import GATE_FACTORS, is_gate
 from fxquant.algorithms.scale_group import divided, scale_group
 from fxquant.config.spec import Spec
+from fxquant.graph.notes import Rewrite
 from fxquant.graph.region import Region, plan_of
 from fxquant.numerics.affine import fake_quantize
 from fxquant.numerics.observers.histogram import HistogramObserver
@@ -26,8 +30,12 @@ from fxquant.numerics.observers.search_mse import expected_error
 from fxquant.numerics.positions.costs import scale_at
 from fxquant.numerics.statistics import HISTOGRAM, Statistics
 from fxquant.passes.candidates import choice_of
+from fxquant.passes.hardware_form import note_rewrite
+from fxquant.passes.read_op import operand_of
 
 _FACTORS = tuple(2 ** (step / 6) for step in range(6))
+_LEVELS = 127
+_SPREAD = tuple((factor, int(factor > 4 / 3)) for factor in _FACTORS)  # with the steps behind the last: twice as wide
 _ROUNDS = 2
 _PLACES = 3  # positions that are tried, from that at which nothing is cut off
 _WORTH = 0.95  # of the noise: less of a gain is not worth it
@@ -35,8 +43,8 @@ _WORTH = 0.95  # of the noise: less of a gain is not worth it
 
 def fit_powers(region: Region, groups: Sequence[ChannelGroup], totals: dict[int, Tensor]) -> None:
     """Multiply groups once more, whose channels were multiplied with `totals` before, in place."""
-    open_ = [group for group in groups if not any(map(math.isfinite, group.clips.values()))]
-    seen = {id(group): _activations(region, group) for group in open_}
+    open_ = [group for group in groups if len(_ends(group)) < 2]
+    seen = {id(group): _activations(region, group, _allowed(group, totals[id(group)])) for group in open_}
     factors = {id(group): 1.0 for group in open_}
     for _ in range(_ROUNDS):
         for group in open_:
@@ -49,16 +57,45 @@ def fit_powers(region: Region, groups: Sequence[ChannelGroup], totals: dict[int,
                 factors[id(group)] = tried[best]
     for group in open_:
         totals[id(group)] = totals[id(group)] * factors[id(group)]
+        if factors[id(group)] != 1.0:
+            _move_clips(group, factors[id(group)])
+
+
+def _ends(group: ChannelGroup) -> set[float]:
+    """Return where clips cut the channels of a group off."""
+    return {*filter(math.isfinite, group.clips.values())}
+
+
+def _move_clips(group: ChannelGroup, factor: float) -> None:
+    """Multiply the ends of clips, in place, so that the tensors that were seen keep their names."""
+    for node in [node for node, end in group.clips.items() if math.isfinite(end)]:
+        before, group.clips[node] = group.clips[node], group.clips[node] * factor
+        operand = operand_of(node)
+        node.op, node.target = "call_function", F.hardtanh
+        node.args, node.kwargs = (operand, 0.0, group.clips[node]), {}
+        note_rewrite(
+            node, Rewrite(name="fit_powers", text=f"clip at {before:g} as one at {group.clips[node]:g}, exact")
+        )
 
 
 def _allowed(group: ChannelGroup, total: Tensor) -> tuple[float, ...]:
+    ends = _ends(group)
+    if ends and not any(map(is_gate, group.takers)):
+        return _filling(ends.pop())
     if not any(map(is_gate, group.takers)):
         return _FACTORS
     span = float(total.max() / total.min())
     return tuple(factor for factor, widest in GATE_FACTORS.items() if span <= 1.01 * widest)
 
 
-def _activations(region: Region, group: ChannelGroup) -> dict[float, float]:
+def _filling(end: float) -> tuple[float, ...]:
+    """Return factors with which the end of a clip lies on whole steps of 8 bits: as it is, on the last, and between."""
+    step = 2.0 ** math.ceil(math.log2(end / _LEVELS))
+    whole = {round(factor * end / step / 2**half) * step * 2**half / end for factor, half in _SPREAD}
+    return (1.0, *sorted({_LEVELS * step / end, *whole} - {1.0}))
+
+
+def _activations(region: Region, group: ChannelGroup, factors: Sequence[float]) -> dict[float, float]:
     """Return the noise of the tensors of a group that are rounded, by factor."""
     path = plan_of(region).statistics_path
     kept = region.get_submodule(path) if path else None
@@ -71,19 +108,18 @@ def _activations(region: Region, group: ChannelGroup) -> dict[float, float]:
             continue
         observer = found[0]
         if isinstance(observer, HistogramObserver) and observer.seen:
-            for factor, noise in _of_histogram(observer, spec).items():
+            for factor, noise in _of_histogram(observer, spec, factors).items():
                 total[factor] = total.get(factor, 0.0) + noise
     return total
 
 
-def _of_histogram(observer: HistogramObserver, spec: Spec) -> dict[float, float]:
+def _of_histogram(observer: HistogramObserver, spec: Spec, factors: Sequence[float]) -> dict[float, float]:
     found = observer.histogram()
     edges, counts = found.edges, found.counts
     power = float((counts * (edges[1:].pow(3) - edges[:-1].pow(3)) / (edges[1:] - edges[:-1])).sum() / 3.0)
     widest = max(-found.low, found.high)
     if not power > 0.0 or not widest > 0.0:
         return {}
-    factors = sorted({*_FACTORS, *GATE_FACTORS})
     ends = [
         spec.quant_max * 2.0 ** -(place + start) / factor
         for factor in factors

@@ -47,10 +47,11 @@ class Op:
     input; `may_be_input`: it may be the input itself. `moves`: values are moved and nothing is computed, so it runs on
     integers as they are. `keeps_rank`: the result has as many dimensions as the input. `noop`: does nothing at
     inference; `random`: draws numbers in training. `adds`: is the sum of its two operands; `multiplies`: their product.
-    `keeps_factor`: a positive factor of a channel passes through it; `clips`: cuts values off at bounds; `averages`: is
-    a mean over axes. `window`: a pool averages one that is "given", or "parts" of a picture. `pools`: a lookup that
-    makes one row of several. `is_norm`: owns statistics, or parameters also where it has no weight; `folds`: is one
-    gain and one shift per channel, which fold into the weighted op before. `casts`: gives the values another dtype.
+    `keeps_factor`: a positive factor of a channel passes through it, where `unless` gives no reason; `clips`: cuts
+    values off at bounds; `averages`: is a mean over axes. `window`: a pool averages one that is "given", or "parts" of
+    a picture. `pools`: a lookup that makes one row of several. `is_norm`: owns statistics, or parameters also where it
+    has no weight; `folds`: is one gain and one shift per channel, which fold into the weighted op before. `casts`:
+    gives the values another dtype.
     `layout` says how the result lies in memory, for ops that compute the same however their operands lie; without it,
     an op sees them as the float model's lie. `unless` is asked about a node and the module that it calls, if any: the
     reason why it has to stay in float, or None.

@@ -482,6 +482,7 @@ def share() -> Iterable[Op]:
         kind="pad",
         role=Role.SHARE,
         keeps_rank=True,
+        keeps_factor=True,
         modules=(
             *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d),
             *(nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
