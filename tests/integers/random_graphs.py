@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import fxquant as fq
+from integers.converted import converted
 
 Recipe = tuple[tuple[str, int, int, int], ...]  # op, operand, second operand, variant
 
@@ -111,11 +111,7 @@ class Random(nn.Module):
         return {"relu": F.relu, "relu6": F.relu6, "hardswish": F.hardswish}[op](x)
 
 
-def converted(recipe: Recipe, seed: int, target: str) -> nn.Module:
+def random_model(recipe: Recipe, seed: int, target: str) -> nn.Module:
     """A random model for a target, after one batch of calibration."""
-    model = Random(recipe, seed).eval()
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
-    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(target), (x,), target=target)
-    with torch.no_grad():
-        prepared(x)
-    return fq.convert_to_reference_fx(prepared)
+    return converted(Random(recipe, seed), x, target)

@@ -5,30 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-import fxquant as fq
 from fxquant.integers.arithmetic import divide, keep_mantissa
 from fxquant.integers.scales import nearest
-from zoo import ZOO
-
-
-def converted(model: nn.Module, x: torch.Tensor, target: str) -> nn.Module:
-    prepared = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping(target), (x,), target=target)
-    with torch.no_grad():
-        prepared(x)
-    return fq.convert_to_reference_fx(prepared)
-
-
-@pytest.fixture(scope="module")
-def plain() -> tuple[nn.Module, torch.Tensor]:
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 16, 16)
-    return converted(ZOO["plain"].build(), x, "npu"), x
 
 
 @given(st.integers(-(2**40), 2**40), st.integers(1, 2**20))

@@ -13,21 +13,8 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import fxquant as fq
+from integers.converted import converted
 from zoo import ZOO
-
-
-def converted(model: nn.Module, x: torch.Tensor, target: str) -> nn.Module:
-    prepared = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping(target), (x,), target=target)
-    with torch.no_grad():
-        prepared(x)
-    return fq.convert_to_reference_fx(prepared)
-
-
-@pytest.fixture(scope="module")
-def plain() -> tuple[nn.Module, torch.Tensor]:
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 16, 16)
-    return converted(ZOO["plain"].build(), x, "npu"), x
 
 
 def test_the_dump_is_what_docs_say(plain: tuple[nn.Module, torch.Tensor], tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ import fxquant as fq
 from exact_session import exact_session
 from fxquant.integers.dump import load_program, write_program
 from fxquant.integers.reference import IntegerReference
-from integers.random_graphs import Recipe, converted, recipes
+from integers.random_graphs import Recipe, random_model, recipes
 
 _EXAMPLES = settings().max_examples
 
 
 def check(recipe: Recipe, seed: int, target: str, runtime: bool) -> None:
-    model = converted(recipe, seed, target)
+    model = random_model(recipe, seed, target)
     reference = fq.integer_reference(model)
     assert reference.notes == ()
     x = 1.5 * torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(seed + 1))

@@ -7,21 +7,7 @@ import torch
 from torch import nn
 
 import fxquant as fq
-from zoo import ZOO
-
-
-def converted(model: nn.Module, x: torch.Tensor, target: str) -> nn.Module:
-    prepared = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping(target), (x,), target=target)
-    with torch.no_grad():
-        prepared(x)
-    return fq.convert_to_reference_fx(prepared)
-
-
-@pytest.fixture(scope="module")
-def plain() -> tuple[nn.Module, torch.Tensor]:
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 16, 16)
-    return converted(ZOO["plain"].build(), x, "npu"), x
+from integers.converted import converted
 
 
 def test_what_has_no_integer_form_is_named_with_its_line() -> None:
