@@ -17,16 +17,33 @@ pytest.importorskip("llvmlite")
 
 from fxquant.engines.native.compiler import module_text, object_code
 from fxquant.engines.native.libraries import Libraries, make_functions
-from fxquant.engines.native.machine import AVX2, AVX512, Machine, runs_here
+from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
 from fxquant.engines.native.plain import plain_graph
 from fxquant.engines.native.plan import place
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
 
-MACHINES = (AVX512, AVX2)
+MACHINES = (AVX512, AVX512_256, AVX2)
 ACTS = (nn.Identity(), nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.GELU(), nn.Hardswish(), nn.LeakyReLU(0.2), nn.Tanh())
 _PROFILE = settings()  # a few cases, or the hundreds of `make fuzz`
 LEAN = settings(_PROFILE, max_examples=max(4, _PROFILE.max_examples // 12), suppress_health_check=list(HealthCheck))
+
+
+class Attends(nn.Module):
+    """Attention of queries, keys and values of one linear, with heads of any size."""
+
+    def __init__(self, heads: int, depth: int) -> None:
+        super().__init__()
+        self.heads, self.into, self.last = (
+            heads,
+            nn.Linear(heads * depth, 3 * heads * depth),
+            nn.Linear(heads * depth, 4),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.into(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.last(y.transpose(1, 2).flatten(2))
 
 
 class Ending(nn.Module):
@@ -151,6 +168,13 @@ def linears(draw: Any) -> tuple[nn.Module, Tensor]:
     return model, torch.randn(3, rows, inputs)
 
 
+@st.composite
+def attentions(draw: Any) -> tuple[nn.Module, Tensor]:
+    heads, depth, rows = draw(st.integers(1, 4)), draw(st.integers(1, 40)), draw(st.integers(1, 80))
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    return Attends(heads, depth), torch.randn(3, rows, heads * depth)
+
+
 def finished(
     draw: Any, op: nn.Module, inputs: int, outputs: int, least: int, first: bool = False
 ) -> tuple[nn.Module, Tensor]:
@@ -196,4 +220,9 @@ class TestGeometries:
     @LEAN
     @given(linears())
     def test_linears(self, machine: Machine, case: tuple[nn.Module, Tensor]) -> None:
+        check(*case, machine)
+
+    @LEAN
+    @given(attentions())
+    def test_attentions(self, machine: Machine, case: tuple[nn.Module, Tensor]) -> None:
         check(*case, machine)
