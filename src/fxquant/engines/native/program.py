@@ -18,8 +18,9 @@ from fxquant.engines.native.ahead import ask_ahead
 from fxquant.engines.native.lazy import Outside
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.plan import place
-from fxquant.engines.native.reader import Export, Reader
+from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape, Unread, order_of
+from fxquant.engines.native.slots import Export
 from fxquant.engines.native.threads import workers
 from fxquant.engines.onednn.unsigned import nan_of
 from fxquant.errors import InputError

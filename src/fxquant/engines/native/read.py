@@ -9,6 +9,7 @@ from torch import fx
 
 from fxquant.engines.native.activations import KINDS
 from fxquant.engines.native.groups import Group, find_group
+from fxquant.engines.native.hand_over import hand_over, run_outside
 from fxquant.engines.native.lazy import Outside, Value
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.read_attention import read_attention
@@ -99,7 +100,7 @@ def _read_group(reader: Reader, group: Group) -> None:
             break
     else:
         each = alone
-        reader.values[group.node] = reader.run_outside(group.node, reason)
+        reader.values[group.node] = run_outside(reader, group.node, reason)
     for node in group.nodes[len(each.nodes) :]:
         reader.values[node] = _read_node(reader, node)
 
@@ -125,7 +126,7 @@ def _read_node(reader: Reader, node: fx.Node) -> Value:
     try:
         return reader.attempt(lambda: _handler(reader, node)(reader, node))
     except Unread as error:
-        return reader.run_outside(node, str(error))
+        return run_outside(reader, node, str(error))
 
 
 def _handler(reader: Reader, node: fx.Node) -> Handler:
@@ -142,4 +143,4 @@ def _handler(reader: Reader, node: fx.Node) -> Handler:
 def _read_output(reader: Reader, node: fx.Node) -> None:
     for operand in node.all_input_nodes:
         if not isinstance(reader.values[operand], Outside):
-            reader.hand_over(operand)
+            hand_over(reader, operand)

@@ -11,9 +11,9 @@ from fxquant.engines.native.lazy import Value, lazy
 from fxquant.engines.native.ops import Pointer
 from fxquant.engines.native.pixels import Border, fill_border
 from fxquant.engines.native.read_acts import grid_of_quantize
-from fxquant.engines.native.reader import Reader, is_image
+from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
-from fxquant.engines.native.values import Grid, View, axes_by_stride, dense, image
+from fxquant.engines.native.values import Grid, View, axes_by_stride, dense, image, is_image
 from fxquant.engines.onednn.support import setting
 from fxquant.engines.read_qdq import is_quantize, only_user
 from fxquant.ops.table import argument

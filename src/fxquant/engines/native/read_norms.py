@@ -14,10 +14,10 @@ from fxquant.engines.native.lazy import Value
 from fxquant.engines.native.ops import pointer
 from fxquant.engines.native.read_acts import grid_of_quantize
 from fxquant.engines.native.read_rows import dense_rows, emit_rows, order_of_rows
-from fxquant.engines.native.reader import Reader, drop_height
+from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.rows import Rows
 from fxquant.engines.native.shapes import Unread
-from fxquant.engines.native.values import Grid, dense, round_up
+from fxquant.engines.native.values import Grid, dense, drop_height, round_up
 from fxquant.engines.onednn.support import setting
 from fxquant.engines.read_qdq import is_quantize, only_user
 

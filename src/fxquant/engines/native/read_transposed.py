@@ -15,9 +15,9 @@ from fxquant.engines.native.emit_weighted import emit_gemm
 from fxquant.engines.native.gemm import Taps
 from fxquant.engines.native.groups import TRANSPOSED, Group, as_tuple
 from fxquant.engines.native.layouts import as_image, tall, with_height
-from fxquant.engines.native.reader import Reader, drop_height
+from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
-from fxquant.engines.native.values import Grid, View, image
+from fxquant.engines.native.values import Grid, View, drop_height, image
 from fxquant.ops.table import argument
 
 

@@ -16,9 +16,9 @@ from fxquant.engines.native.ops import levels
 from fxquant.engines.native.read_acts import grid_of_quantize
 from fxquant.engines.native.read_float_linear import read_float_linear
 from fxquant.engines.native.read_transposed import read_transposed
-from fxquant.engines.native.reader import Reader, drop_height
+from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
-from fxquant.engines.native.values import Grid, View, collapse, dense, image
+from fxquant.engines.native.values import Grid, View, collapse, dense, drop_height, image
 from fxquant.engines.read_qdq import weight_holder
 from fxquant.ops.table import argument
 

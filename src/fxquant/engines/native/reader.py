@@ -27,6 +27,7 @@ from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import Constants, Op, Pointer, levels, pointer
 from fxquant.engines.native.pixels import Border, fill_border
 from fxquant.engines.native.shapes import Shape, Unread
+from fxquant.engines.native.slots import Export, Import
 from fxquant.engines.native.values import (
     Buffer,
     DType,
@@ -36,9 +37,10 @@ from fxquant.engines.native.values import (
     broadcast,
     collapse,
     dense,
+    drop_height,
     image,
+    is_image,
 )
-from fxquant.graph.nodes import reads_size
 from fxquant.graph.paths import get_attr
 from fxquant.graph.region import Region
 from fxquant.ops.table import OPS, OpTable
@@ -50,27 +52,6 @@ _CREATORS = (  # without a tensor among their operands, they always return the s
     *(_ATEN.arange.default, _ATEN.arange.start, _ATEN.arange.start_step, _ATEN.zeros.default, _ATEN.ones.default),
     *(_ATEN.full.default, _ATEN.linspace.default, _ATEN.eye.default),
 )
-
-
-@dataclass(kw_only=True, slots=True)
-class Export:
-    """A native tensor that Python gets: written to a slot, in the order of `dims`."""
-
-    view: View
-    slot: int
-    dims: tuple[int, ...]
-    axis: int = 0  # of the batch
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Import:
-    """A tensor that Python hands over, dense; pictures of many channels with the channels last."""
-
-    node: fx.Node
-    buffer: Buffer
-    dims: tuple[int, ...]  # of a sample
-    dtype: torch.dtype
-    channels_last: bool
 
 
 @dataclass(kw_only=True)
@@ -357,52 +338,6 @@ class Reader:
         known = bool(operands) or node.target in _CREATORS
         return known and fixed and isinstance(shape, Shape) and not shape.batched and node.op != "call_module"
 
-    # what Python sees
-
-    def run_outside(self, node: fx.Node, reason: str) -> Outside:
-        """Leave a node to Python; its native operands are handed over."""
-        self.reasons[node] = reason
-        if reads_size(node) and all(isinstance(self.shapes.get(operand), Shape) for operand in node.all_input_nodes):
-            return Outside(node=node, level=-1)
-        level, constant = -1, True
-        for operand in node.all_input_nodes:
-            value = self.values[operand]
-            if not isinstance(value, Outside):
-                constant = False
-                level = max(level, self.hand_over(operand).view.level + 1)
-            else:
-                constant &= value.constant
-                level = max(level, value.level)
-        return Outside(node=node, level=level + (level + 1) % 2, constant=constant and bool(node.all_input_nodes))
-
-    def hand_over(self, node: fx.Node) -> Export:
-        """Make the native tensor of a node one of torch's."""
-        if node in self.exports:
-            return self.exports[node]
-        value = self.values[node]
-        view = value.view if isinstance(value, Moved) else self.view(node, channels=True)
-        integers = self.sizes[node].dtype == torch.uint8
-        order = axes_by_stride(view)
-        size = math.prod(view.shape)
-        slot = self.new_slot()
-        buffer = Buffer(dtype="u8" if integers else "f32", size=size, space="slot", slot=slot)
-        sizes = tuple(view.shape[axis] for axis in order)
-        dense_strides = torch.empty(sizes, device="meta").stride()
-        strides = [0] * len(order)
-        for axis, step in zip(order, dense_strides, strict=True):
-            strides[axis] = step
-        out = View(
-            buffer=buffer,
-            shape=view.shape,
-            strides=tuple(strides),
-            grid=view.grid if integers else None,
-            level=levels([view]),
-        )
-        self.compute(lazy(view), None, out.grid, out)
-        axis = value.axis if isinstance(value, Moved) else 0
-        self.exports[node] = Export(view=out, slot=slot, dims=order, axis=axis)
-        return self.exports[node]
-
 
 def readers(node: fx.Node) -> list[fx.Node]:
     """Return the nodes that read a tensor, also behind a dequantize."""
@@ -413,21 +348,3 @@ def readers(node: fx.Node) -> list[fx.Node]:
         between = (torch_compat.QUANTIZE, torch_compat.QUANTIZE_CHANNEL, *torch_compat.DEQUANTIZE_OPS)
         found += readers(user) if user.target in between else [user]
     return found
-
-
-def is_image(view: View) -> bool:
-    """Tell whether the channels (the first axis of a sample) are the innermost in memory."""
-    return len(view.shape) == 3 and view.strides[0] == 1 and view.shape[0] > 1
-
-
-def drop_height(view: View) -> View:
-    """One row of an image as (channels, width)."""
-    (channels, _, width), (c, _, w) = view.shape, view.strides
-    return View(
-        buffer=view.buffer,
-        shape=(channels, width),
-        strides=(c, w),
-        offset=view.offset,
-        grid=view.grid,
-        level=view.level,
-    )

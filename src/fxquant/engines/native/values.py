@@ -178,3 +178,21 @@ def collapse(
             for kept, step in zip(found, steps, strict=True):
                 kept.append(step)
     return tuple(dims), [tuple(kept) for kept in found]
+
+
+def is_image(view: View) -> bool:
+    """Tell whether the channels (the first axis of a sample) are the innermost in memory."""
+    return len(view.shape) == 3 and view.strides[0] == 1 and view.shape[0] > 1
+
+
+def drop_height(view: View) -> View:
+    """One row of an image as (channels, width)."""
+    (channels, _, width), (c, _, w) = view.shape, view.strides
+    return View(
+        buffer=view.buffer,
+        shape=(channels, width),
+        strides=(c, w),
+        offset=view.offset,
+        grid=view.grid,
+        level=view.level,
+    )

@@ -1,0 +1,31 @@
+"""Tensors that Python and a program hand to each other: their addresses are in slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fxquant.engines.native.values import Buffer, View
+
+
+@dataclass(kw_only=True, slots=True)
+class Export:
+    """A native tensor that Python gets: written to a slot, in the order of `dims`."""
+
+    view: View
+    slot: int
+    dims: tuple[int, ...]
+    axis: int = 0  # of the batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Import:
+    """A tensor that Python hands over, dense; pictures of many channels with the channels last."""
+
+    node: fx.Node
+    buffer: Buffer
+    dims: tuple[int, ...]  # of a sample
+    dtype: torch.dtype
+    channels_last: bool
