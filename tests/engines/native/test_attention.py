@@ -77,3 +77,29 @@ def test_masks_of_keys(nothing: float) -> None:
     expected, actual = run(Attends(2, 16, None, mask=True), x, added, machine, odd=empty)
     assert sqnr_db(expected[0], actual[0]) > 35
     assert math.isinf(nothing) or sqnr_db(expected[1], actual[1]) > 35
+
+
+class InSums(nn.Module):
+    """Attention as sums over indices, in orders of their own, with a softmax of `torch.nn.functional`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(16, 32), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, v = self.into(x).chunk(2, -1)
+        shares = F.softmax(torch.einsum("b g i d, b g j d -> b i g j", q, v), dim=-1)
+        return self.out(torch.einsum("bigj,bgjd->bgid", shares, v))  # type: ignore[no-any-return]
+
+
+def test_sums_over_indices_are_products() -> None:
+    machine = next(machine for machine in (AVX512, AVX2) if runs_here(machine))
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 10, 16)
+    made = fq.quantize(InSums().eval(), [x], engine="reference", precision="int8")
+    assert isinstance(made, Region)
+    found = read(made, plain_graph(made), (x,), machine)
+    assert not found.reasons and sum(op.label.startswith("matmul") for op in found.ops) == 2
+    with torch.no_grad():
+        actual = Program(found, Libraries()).run([x], 2)
+        assert isinstance(actual, Tensor) and sqnr_db(made(x), actual) > 35

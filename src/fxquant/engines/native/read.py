@@ -27,7 +27,7 @@ from fxquant.engines.native.read_moves import read_cat, read_pad, read_pixel_shu
 from fxquant.engines.native.read_norms import read_group_norm, read_layer_norm
 from fxquant.engines.native.read_pool import read_avg_pool, read_max_pool, read_mean
 from fxquant.engines.native.read_resize import read_interpolate
-from fxquant.engines.native.read_rows import read_matmul, read_softmax
+from fxquant.engines.native.read_rows import read_einsum, read_matmul, read_softmax
 from fxquant.engines.native.read_views import read_split, read_view
 from fxquant.engines.native.read_weighted import read_group
 from fxquant.engines.native.reader import Reader
@@ -53,6 +53,7 @@ HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("group_norm", "instance_norm"), read_group_norm),
     "softmax": read_softmax,
     "matmul": read_matmul,
+    "einsum": read_einsum,
     "attention": read_attention,
     "batch_norm": read_batch_norm,
     "prelu": read_prelu,

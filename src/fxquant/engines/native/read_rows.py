@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import fx
 
 from fxquant.engines.native import matmul, rows
@@ -56,8 +57,10 @@ def read_softmax(reader: Reader, node: fx.Node) -> Value:
     module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
     axis = setting(node, module, 1, "dim", None)
     x = dense_rows(reader, node.args[0])
-    if axis not in (-1, len(x.shape)) or any(node.kwargs.get(name) is not None for name in ("dtype", "_stacklevel")):
+    if axis not in (-1, len(x.shape)):
         raise Unread("it runs over another axis than the last")
+    if node.kwargs.get("dtype") not in (None, torch.float32):
+        raise Unread("its output is not float32")
     return softmax(reader, x, 1.0)
 
 
@@ -75,6 +78,36 @@ def read_matmul(reader: Reader, node: fx.Node) -> Value:
     assert op is not None
     a, b = reader.floats(argument(node, op, 0)), reader.floats(argument(node, op, 1))
     return product(reader, a, b, reader.shape(node))
+
+
+def read_einsum(reader: Reader, node: fx.Node) -> Value:
+    """Return a sum over one index of two tensors of floats: a product of matrices, for each of the other indices."""
+    equation, *given = node.args
+    left, arrow, out = str(equation).replace(" ", "").partition("->")
+    names = left.split(",")
+    if len(names) != 2 or len(given) != 2 or not arrow or "." in left or node.kwargs:
+        raise Unread("it is no product of two matrices")
+    a, b = names
+    if not a[:1] == b[:1] == out[:1] or any(len({*each}) != len(each) for each in (a, b, out)):
+        raise Unread("its operands have no batch in front, or an index twice")
+    lead = [index for index in out[1:] if index in a and index in b]
+    rows, columns, inner = {*a} - {*b}, {*b} - {*a}, ({*a} & {*b}) - {*out}
+    if not len(rows) == len(columns) == len(inner) == 1 or not rows | columns <= {*out}:
+        raise Unread("it is no product of two matrices")
+    left_view = _in_order(reader.floats(given[0]), a[1:], [*lead, *rows, *inner])
+    right_view = _in_order(reader.floats(given[1]), b[1:], [*lead, *inner, *columns])
+    order = [*lead, *rows, *columns]
+    shape = reader.shape(node)
+    made = product(reader, left_view, right_view, tuple(shape[out[1:].index(index)] for index in order))
+    return _in_order(made, "".join(order), [*out[1:]])
+
+
+def _in_order(view: View, names: str, order: list[str]) -> View:
+    """Return a view with its axes, which have names, in another order."""
+    if len(view.shape) != len(names):
+        raise Unread("its operands have other axes")
+    axes = [names.index(name) for name in order]
+    return replace(view, shape=tuple(view.shape[i] for i in axes), strides=tuple(view.strides[i] for i in axes))
 
 
 def product(reader: Reader, a: View, b: View, shape: tuple[int, ...], order: tuple[int, ...] = ()) -> View:
