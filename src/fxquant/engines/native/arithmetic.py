@@ -16,6 +16,7 @@ from fxquant.engines.native.groups import Group
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View
+from fxquant.engines.native.words import fit_words
 from fxquant.engines.read_qdq import weight_holder
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 
@@ -104,25 +105,25 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid
         limits = act.args if act.kind == "clamp" else (0.0, math.inf)
         low, high = (_step(limit, grid) for limit in limits)
         act = None
-    table = (
-        fit(act, grid.scale, grid.zero, reader.machine.pieces)
-        if act is not None and act.kind in SMOOTH and reader.machine.triple.startswith("x86")
-        else None
-    )
     if grid.channels:
         return _per_channel(made, other, grid, act, (low, high))
-    unit = grid.scale if act is None else 1.0
-    lift = grid.zero if act is None else 0.0
+    table = words = None
+    if act is not None and act.kind in SMOOTH and reader.machine.triple.startswith("x86"):
+        words = fit_words(act, grid.scale, grid.zero) if reader.machine.words else None
+        table = fit(act, grid.scale, grid.zero, reader.machine.pieces) if words is None else words.table
+    unit = grid.scale if act is None else 1.0 if words is None else 1.0 / words.factor
+    lift = grid.zero if act is None else 0.0 if words is None else -words.centre * words.factor
     rest = 0.0 if other is None or other.grid is None else other.grid.scale / unit
     lift -= 0.0 if other is None or other.grid is None else rest * other.grid.zero
     sums = np.abs(made.weight.astype(np.int64)).sum((1, 2, 3)) * 255
-    largest = (sums * np.abs(scale) + np.abs(bias)).max() / grid.scale + 255 * rest * unit / grid.scale
+    largest = ((sums * np.abs(scale) + np.abs(bias)).max() + 255 * rest * unit) / min(unit, grid.scale) + abs(lift)
     magic = bool(sums.max() < 2**22 and scale.max() / grid.scale < 0.02)
     spec = Finish(
         out="u8",
         other="" if other is None else "u8",
         act=act,
         table=table is not None,
+        words=words is not None,
         low=low,
         high=high,
         magic=magic,

@@ -220,7 +220,7 @@ class _Product:
     def _shape(self, machine: Machine, *, pairs: bool, listed: bool) -> tuple[Gemm, NDArray[np.int8], list[int] | None]:
         """(kernel, weights [channels, taps, length], offsets of moved blocks) for a machine."""
         finish, taps, channels = self.finish, self.taps, round_up(len(self.weight))
-        extra = (1.5 if self.other else 0.0) + (5.0 if finish.act is not None else 0.0)
+        extra = (1.5 if self.other else 0.0) + (0.0 if finish.act is None else 3.0 if finish.words else 5.0)
         widest = _LISTED if listed else 4
         tile = choose_tile(channels, *self.extent[:2], taps, extra, machine, widest)
         weight, offsets = _padded(self.weight, channels), None

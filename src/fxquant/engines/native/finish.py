@@ -2,7 +2,7 @@
 
     x = sum * scale[channel] + bias[channel]  (+ other * other_scale)
     no activation, or a clamp:   q = clamp(round(x), low, high)        scale and bias are in output steps
-    a table:                     q = clamp(round(table(x)), 0, 255)
+    a table:                     q = clamp(round(table(x)), 0, 255)    of floats, or of `words`: see there
     an activation by formula:    q = round(act(x) * out_scale + zero)
     floats:                      act(x)
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fxquant.engines.native.activations import TABLE_BYTES, Act, apply, apply_table
 from fxquant.engines.native.vector import MAGIC, MAGIC_BITS, Kernel, parts
+from fxquant.engines.native.words import apply_words
 
 _OTHER, _SCALE, _ZERO, _TABLE = 0, 64, 128, 192
 HEADER_BYTES = _TABLE + TABLE_BYTES
@@ -28,8 +29,9 @@ _LARGEST = float(2**30)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finish:
-    """What is done with sums. `other` is the dtype of a tensor to add. `table` says that the activation is one.
+    """What is done with sums. `other` is the dtype of a tensor to add. `table` says that the activation is a table.
 
+    `words`: it is one of words.
     `magic`: sums start at MAGIC's bits, so that they are floats already; they and the scales have to be small.
     `bounded`: values may lie beyond what int32 holds and are cut first.
     """
@@ -38,6 +40,7 @@ class Finish:
     other: Literal["", "u8", "f32"] = ""
     act: Act | None = None
     table: bool = False
+    words: bool = False
     low: int = 0
     high: int = 255
     magic: bool = False
@@ -104,17 +107,25 @@ def _store(k: Kernel, spec: Finish, values: list[list[str]], places: list[Places
             rounded = [[k.round(x, width) for x in each[done : done + part]] for each in some]
             at = [k.at(place.out, n * done) for place in where]
             if len(some) == step:
-                _store_four(k, spec, rounded, at, width)
+                _store_four(k, spec, rounded, (at, where[0].header), width)
                 continue
             for each, address in zip(rounded, at, strict=True):
-                packed = k.clamp_bytes(k.narrow(each, width), spec.low, spec.high, part * n)
+                packed = k.clamp_bytes(_narrow(k, spec, each, where[0].header, width), spec.low, spec.high, part * n)
                 k.store(f"<{part * n} x i8>", packed, address)
         done += part
 
 
-def _store_four(k: Kernel, spec: Finish, rounded: list[list[str]], at: list[str], width: int) -> None:
-    """Write four vectors of int32, which belong to one pixel, to two or to four."""
-    packed = k.clamp_bytes(k.narrow([x for each in rounded for x in each], width), spec.low, spec.high, width)
+def _narrow(k: Kernel, spec: Finish, vectors: list[str], header: str, width: int) -> str:
+    if not spec.words:
+        return k.narrow(vectors, width)
+    return k.narrow(vectors, width, lambda words: apply_words(k, words, k.at(header, _TABLE), width))
+
+
+def _store_four(k: Kernel, spec: Finish, rounded: list[list[str]], places: tuple[list[str], str], width: int) -> None:
+    """Write four vectors of int32, which belong to one pixel, to two or to four. `places`: of each, of the header."""
+    at, header = places
+    packed = _narrow(k, spec, [x for each in rounded for x in each], header, width)
+    packed = k.clamp_bytes(packed, spec.low, spec.high, width)
     apart = k.apart(packed, len(rounded), width)
     for address, bytes_ in zip(at, apart, strict=True):
         k.store(f"<{width // len(at)} x i8>", bytes_, address)
@@ -132,7 +143,7 @@ def _values(
         values.append(k.fma(x, scale, bias, width))
     if spec.other:
         values = _add_other(k, spec, values, places, width)
-    if spec.act is not None:
+    if spec.act is not None and not spec.words:
         values = [_activate(k, spec, x, places.header, width) for x in values]
     if spec.out == "u8" and spec.bounded:
         values = [k.least(k.splat(_LARGEST), x, width) for x in values]

@@ -43,6 +43,11 @@ class Machine:
         return 32 if self.width == 64 else 16
 
     @property
+    def words(self) -> bool:
+        """Whether 32 words are looked up at once."""
+        return self.width == 64
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes that a weight takes when packed."""
         return 2 if self.dot == "madd" else 1

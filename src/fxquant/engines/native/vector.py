@@ -11,7 +11,7 @@ Weights, scales and biases are laid out in that order, and packing restores the 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,8 +222,11 @@ class Kernel(Function):
         quarters = [self.unpack(half, "zeroinitializer", high, 2, width) for half in halves for high in (False, True)]
         return [self.value(f"bitcast <{width} x i8> {quarter} to <{n} x i32>") for quarter in quarters]
 
-    def narrow(self, vectors: list[str], width: int) -> str:
-        """1, 2 or 4 vectors of int32 as bytes in the natural order, saturated to 0..255: <len * width / 4 x i8>."""
+    def narrow(self, vectors: list[str], width: int, act: Callable[[str], str] | None = None) -> str:
+        """1, 2 or 4 vectors of int32 as bytes in the natural order, saturated to 0..255: <len * width / 4 x i8>.
+
+        `act` is done to them on the way, when they are int16. x86 only.
+        """
         if not self.x86:
             return self._narrow_plain(vectors, width)
         words, bytes_ = {
@@ -233,8 +236,11 @@ class Kernel(Function):
         }[width]
         if len(vectors) == 4:
             a, b = (self.call(f"llvm.x86.{words}", *pair) for pair in (vectors[:2], vectors[2:]))
+            if act is not None:
+                a, b = act(a), act(b)
             return self.call(f"llvm.x86.{bytes_}", a, b)
         a = self.call(f"llvm.x86.{words}", vectors[0], vectors[-1])
+        a = a if act is None else act(a)
         packed = self.call(f"llvm.x86.{bytes_}", a, a)
         kept = 4 * len(vectors)  # bytes of each lane
         picked = [16 * lane + j for lane in range(width // 16) for j in range(kept)]
