@@ -5,6 +5,8 @@ a channel: what `dot` multiplies at once. Such a quad serves all outputs of a ti
 that are zero where they have none.
 
     weights   [block][variant][4 vectors][elements][4 taps]
+
+Where a block has fewer channels than a vector has bytes, several tiles beside each other share it (`strips`).
 """
 
 from __future__ import annotations
@@ -61,6 +63,14 @@ def block_widths(channels: int, machine: Machine) -> list[int]:
         if width <= machine.width:
             found += [width] * ((channels - sum(found)) // width)
     return found
+
+
+def strips(spec: Depthwise, size: int, machine: Machine) -> int:
+    """Tell how many tiles of a block of `size` channels share vectors."""
+    count = 1 if spec.finish.other else machine.width // size
+    while count > 1 and count * spec.tile[1] > spec.width:
+        count //= 2
+    return count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,30 +147,40 @@ def _channels(k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, st
     params_at = HEADER_BYTES
     out_bytes, other_bytes = spec.finish.out_bytes, 4 if spec.finish.other == "f32" else 1
     for size in dict.fromkeys(widths):
-        count = widths.count(size)
-        weight_size = len(plan.variants) * 4 * size * k.machine.weight_bytes
+        count, shared = widths.count(size), strips(spec, size, k.machine)
+        weight_size = len(plan.variants) * 4 * size * shared * k.machine.weight_bytes
         starts = (done, weights_at, params_at)
 
         def block(
-            index: str, size: int = size, weight_size: int = weight_size, starts: tuple[int, int, int] = starts
+            index: str,
+            size: int = size,
+            shared: int = shared,
+            weight_size: int = weight_size,
+            starts: tuple[int, int, int] = starts,
         ) -> None:
             x = k.step(k.at(bases[0], starts[0]), index, size)
             out = k.step(k.at(bases[1], starts[0] * out_bytes), index, size * out_bytes)
             other = k.step(k.at(bases[2], starts[0] * other_bytes), index, size * other_bytes) if bases[2] else ""
             weights = k.step(k.at("%weights", starts[1]), index, weight_size)
-            params = k.step(k.at("%params", starts[2]), index, 8 * size)
-            _columns(k, spec, plan, (x, out, other), (weights, params), size)
+            params = k.step(k.at("%params", starts[2]), index, 8 * size * shared)
+            _columns(k, spec, plan, (x, out, other), (weights, params), (size, shared))
 
         k.each(0, count, block)
         done += count * size
         weights_at += count * weight_size
-        params_at += count * 8 * size
+        params_at += count * 8 * size * shared
 
 
 def _columns(
-    k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, str], fixed: tuple[str, str], size: int
+    k: Kernel,
+    spec: Depthwise,
+    plan: _Plan,
+    bases: tuple[str, str, str],
+    fixed: tuple[str, str],
+    sizes: tuple[int, int],
 ) -> None:
-    tx = spec.tile[1]
+    """All tiles of a row. `sizes`: channels of the block, and strips."""
+    tx = spec.tile[1] * sizes[1]
 
     def column(x: str) -> None:
         if spec.width % tx:
@@ -168,19 +188,25 @@ def _columns(
         source = k.step(bases[0], x, spec.stride[1] * spec.in_pixel)
         out = k.step(bases[1], x, spec.out_pixel)
         other = k.step(bases[2], x, spec.other_pixel) if bases[2] else ""
-        _tile(k, spec, plan, (source, out, other), fixed, size)
+        _tile(k, spec, plan, (source, out, other), fixed, sizes)
 
     k.each(0, spec.width, column, tx)
 
 
 def _tile(
-    k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, str], fixed: tuple[str, str], size: int
+    k: Kernel,
+    spec: Depthwise,
+    plan: _Plan,
+    bases: tuple[str, str, str],
+    fixed: tuple[str, str],
+    sizes: tuple[int, int],
 ) -> None:
     ty, tx = spec.tile
     weights, params = fixed
+    size = sizes[0] * sizes[1]
     weight_size = size * k.machine.weight_bytes
     sums = [[spec.finish.start] * 4 for _ in range(ty * tx)]
-    load = _Loader(k, spec, bases[0], size)
+    load = _Loader(k, spec, bases[0], sizes)
     for quad, uses in zip(plan.quads, plan.uses, strict=True):
         if not uses:
             continue
@@ -211,14 +237,18 @@ def _tile(
         y, x = divmod(output, tx)
         out = k.at(bases[1], y * spec.out_row + x * spec.out_pixel)
         other = k.at(bases[2], y * spec.other_row + x * spec.other_pixel) if bases[2] else ""
-        finish(k, spec.finish, [sums[output]], affine, [Places(header="%params", out=out, other=other)], size)
+        apart = tuple(k.at(out, strip * tx * spec.out_pixel) for strip in range(sizes[1])) if sizes[1] > 1 else ()
+        places = [Places(header="%params", out=out, other=other, apart=apart)]
+        finish(k, spec.finish, [sums[output]], affine, places, size)
 
 
 class _Loader:
     """Pixels of a tile, each loaded and unpacked once."""
 
-    def __init__(self, k: Kernel, spec: Depthwise, base: str, size: int) -> None:
-        self.k, self.spec, self.base, self.size = k, spec, base, size
+    def __init__(self, k: Kernel, spec: Depthwise, base: str, sizes: tuple[int, int]) -> None:
+        self.k, self.spec, self.base = k, spec, base
+        self.channels, self.strips = sizes
+        self.size = self.channels * self.strips
         self.pixels: dict[Point, str] = {}
         self.pairs: dict[tuple[Point, Point], tuple[str, str]] = {}
 
@@ -242,18 +272,20 @@ class _Loader:
     def _pixel(self, at: Point) -> str:
         if at not in self.pixels:
             address = self.k.at(self.base, at[0] * self.spec.in_row + at[1] * self.spec.in_pixel)
-            self.pixels[at] = self.k.load(f"<{self.size} x i8>", address)
+            step = self.spec.tile[1] * self.spec.stride[1] * self.spec.in_pixel
+            parts = [self.k.load(f"<{self.channels} x i8>", self.k.at(address, i * step)) for i in range(self.strips)]
+            self.pixels[at] = self.k.joined(parts, self.channels)
         return self.pixels[at]
 
 
-def _blocks(spec: Depthwise, machine: Machine) -> list[tuple[int, NDArray[np.int64]]]:
-    """(vector bytes, channels in the order of the vectors) of each block."""
+def _blocks(spec: Depthwise, machine: Machine) -> list[NDArray[np.int64]]:
+    """Return the channels of each block, as its four vectors have them."""
     found, first = [], 0
     for size in block_widths(spec.channels, machine):
         # floats are stored without packing, so their channels are in order
         natural = spec.finish.out == "f32" or spec.finish.other == "f32"
         assert not natural, "unpacking decides the order of channels"
-        found.append((size, first + order(4, size)))
+        found.append(np.tile(first + order(4, size).reshape(4, -1), (1, strips(spec, size, machine))))
         first += size
     return found
 
@@ -262,12 +294,12 @@ def pack_weights(weights: NDArray[np.int8], spec: Depthwise, machine: Machine) -
     """Integers [channels, ky, kx] as the kernel reads them."""
     variants = _plan(spec).variants
     found = []
-    for size, channels in _blocks(spec, machine):
-        block = np.zeros((len(variants), 4, size // 4, 4), np.int8)
+    for channels in _blocks(spec, machine):
+        block = np.zeros((len(variants), *channels.shape, 4), np.int8)
         for index, taps in enumerate(variants):
             for place, tap in enumerate(taps):
                 if tap is not None:
-                    block[index, :, :, place] = weights[:, tap[0], tap[1]][channels].reshape(4, size // 4)
+                    block[index, :, :, place] = weights[:, tap[0], tap[1]][channels]
         found.append(pack_quads(block, machine))
     return np.concatenate(found)
 
@@ -276,5 +308,5 @@ def pack_affine(
     scale: NDArray[np.float64], bias: NDArray[np.float64], spec: Depthwise, machine: Machine
 ) -> NDArray[np.uint8]:
     """Scales and biases of all channels as the kernel reads them behind the header."""
-    blocks = _blocks(spec, machine)
-    return np.concatenate([affine_block(scale[c], bias[c], spec.finish.magic) for _, c in blocks]).view(np.uint8)
+    blocks = [channels.reshape(-1) for channels in _blocks(spec, machine)]
+    return np.concatenate([affine_block(scale[c], bias[c], spec.finish.magic) for c in blocks]).view(np.uint8)

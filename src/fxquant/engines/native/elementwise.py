@@ -7,6 +7,9 @@ Nothing outside of the views is read or written, so they may lie in memory that 
     u8 operand    (q - zero) * scale          u8 result    clamp(round(x / scale) + zero)
 
 Scales, zero points and constants are read from `params`, sixteen times each.
+
+A product of bytes with some that are the same for all pixels (squeeze and excitation) is done for a few channels at a
+time, whose factors stay in registers.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from fxquant.engines.native.vector import Kernel
 Expr = tuple[Any, ...]
 _OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _LARGEST = float(2**30)
+_MOST = float(2**21)  # a factor by which one step goes beyond any grid, and 255 of them stay within int32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +78,10 @@ def params(
 def emit(name: str, spec: Elementwise, machine: Machine) -> Kernel:
     """Return the kernel: `in0`, `in1`, ..., `params`, `out`. Rows are the first dim."""
     k = Kernel(name, (*(f"in{index}" for index in range(len(spec.operands))), "params", "out"), machine)
+    gate = _gate(spec)
+    if gate is not None:
+        _gated(k, spec, gate)
+        return k
     outer = spec.dims[:-1]
 
     def nest(depth: int, bases: list[str], out: str) -> None:
@@ -91,6 +99,61 @@ def emit(name: str, spec: Elementwise, machine: Machine) -> Kernel:
 
     nest(0, [f"%in{index}" for index in range(len(spec.operands))], "%out")
     return k
+
+
+def _gate(spec: Elementwise) -> int | None:
+    """Return which factor of a product of bytes is the same for all pixels, if one is and there are whole vectors."""
+    bytes_ = all(access.dtype == "u8" and access.strides[-1] == 1 for access in (*spec.operands, spec.out))
+    if not bytes_ or spec.expr != ("mul", ("in", 0), ("in", 1)) or spec.dims[-1] % 16:
+        return None
+    return next((index for index in (0, 1) if not any(spec.operands[index].strides[:-1])), None)
+
+
+def _gated(k: Kernel, spec: Elementwise, gate: int) -> None:
+    done = 0
+    for width in (64, 32, 16):
+        if width <= k.machine.width:
+            count = (spec.dims[-1] - done) // width
+
+            def channels(at: str, width: int = width) -> None:
+                _gated_channels(k, spec, gate, at, width)
+
+            k.each(done, done + count * width, channels, width)
+            done += count * width
+
+
+def _gated_channels(k: Kernel, spec: Elementwise, gate: int, at: str, width: int) -> None:
+    """All pixels of `width` channels: (q - zero) * factor + zero of the output."""
+    scales, zeros, n = [], [], width // 4
+    for index in range(3):
+        scale, zero = (k.load(f"<{n} x float>", k.at("%params", 64 * (2 * index + j)), width) for j in (0, 1))
+        scales.append(scale)
+        zeros.append(zero)
+    unit = k.binary("fmul", k.binary("fmul", scales[0], scales[1], width), scales[2], width)
+    factors = []
+    for vector in k.widen(k.at(f"%in{gate}", at), 4, width):
+        factor = k.binary("fmul", k.binary("fsub", k.to_float(vector, width), zeros[gate], width), unit, width)
+        factors.append(k.largest(k.splat(-_MOST), k.least(k.splat(_MOST), factor, width), width))
+    source = spec.operands[1 - gate]
+
+    def nest(depth: int, x: str, out: str) -> None:
+        if depth < len(spec.dims) - 1:
+            low, high = ("%y0", "%y1") if depth == 0 else (0, spec.dims[depth])
+            k.each(
+                low,
+                high,
+                lambda index: nest(
+                    depth + 1, k.step(x, index, source.strides[depth]), k.step(out, index, spec.out.strides[depth])
+                ),
+            )
+            return
+        rounded = []
+        for vector, factor in zip(k.widen(x, 4, width), factors, strict=True):
+            centred = k.binary("fsub", k.to_float(vector, width), zeros[1 - gate], width)
+            rounded.append(k.round(k.fma(centred, factor, zeros[2], width), width))
+        k.store(f"<{width} x i8>", k.clamp_bytes(k.narrow(rounded, width), spec.low, spec.high, width), out)
+
+    nest(0, k.at(f"%in{1 - gate}", at), k.at("%out", at))
 
 
 def _inner(k: Kernel, spec: Elementwise, bases: list[str], out: str) -> None:

@@ -58,11 +58,12 @@ class Finish:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Places:
-    """Addresses of a pixel's channels, and of the header."""
+    """Addresses of a pixel's channels, and of the header. `apart`: of several pixels that share vectors."""
 
     header: str
     out: str
     other: str = ""
+    apart: tuple[str, ...] = ()
 
 
 def load_affine(k: Kernel, params: str, vectors: int, width: int) -> tuple[list[str], list[str]]:
@@ -106,6 +107,12 @@ def _store(k: Kernel, spec: Finish, values: list[list[str]], places: list[Places
             some, where = values[first : first + step], places[first : first + step]
             rounded = [[k.round(x, width) for x in each[done : done + part]] for each in some]
             at = [k.at(place.out, n * done) for place in where]
+            if where[0].apart:
+                assert part == 4 == len(values[0]), "vectors that pixels share are packed to bytes as they are"
+                packed = k.clamp_bytes(_narrow(k, spec, rounded[0], where[0].header, width), spec.low, spec.high, width)
+                for address, bytes_ in zip(where[0].apart, k.pieces(packed, len(where[0].apart), width), strict=True):
+                    k.store(f"<{width // len(where[0].apart)} x i8>", bytes_, address)
+                continue
             if len(some) == step:
                 _store_four(k, spec, rounded, (at, where[0].header), width)
                 continue

@@ -258,6 +258,21 @@ class Kernel(Function):
             wide = self.value(f"bitcast <{width} x i8> {packed} to {type_}")
             sorted_ = self.value(f"shufflevector {type_} {wide}, {type_} poison, {indices(picked)}")
             packed = self.value(f"bitcast {type_} {sorted_} to <{width} x i8>")
+        return self.pieces(packed, count, width)
+
+    def joined(self, parts: list[str], size: int) -> str:
+        """1, 2 or 4 vectors of `size` bytes as one."""
+        while len(parts) > 1:
+            mask, type_ = indices([*range(2 * size)]), f"<{size} x i8>"
+            parts = [
+                self.value(f"shufflevector {type_} {a}, {type_} {b}, {mask}")
+                for a, b in zip(parts[::2], parts[1::2], strict=True)
+            ]
+            size *= 2
+        return parts[0]
+
+    def pieces(self, packed: str, count: int, width: int) -> list[str]:
+        """Return a vector of bytes in equal pieces."""
         each = width // count
         return [
             self.value(
@@ -274,15 +289,7 @@ class Kernel(Function):
             low = self.call("llvm.smax.v4i32", vector, "zeroinitializer")
             both = self.call("llvm.smin.v4i32", low, "splat (i32 255)")
             small.append(self.value(f"trunc <4 x i32> {both} to <4 x i8>"))
-        size = 4
-        while len(small) > 1:
-            mask = indices(list(range(2 * size)))
-            small = [
-                self.value(f"shufflevector <{size} x i8> {a}, <{size} x i8> {b}, {mask}")
-                for a, b in zip(small[::2], small[1::2], strict=True)
-            ]
-            size *= 2
-        return small[0]
+        return self.joined(small, 4)
 
     def clamp_bytes(self, x: str, low: int, high: int, size: int) -> str:
         if low > 0:
