@@ -47,6 +47,33 @@ class PaddedAsInTensorFlow(nn.Module):
         return self.conv(x).relu()
 
 
+class PaddedBetween(nn.Module):
+    """Zeros on two sides of an image, which two layers read, and on all sides of one that is pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.depthwise = nn.Conv2d(3, 24, 3, padding=1), nn.Conv2d(24, 24, 3, stride=2, groups=24)
+        self.second, self.pool, self.last = nn.Conv2d(24, 24, 1), nn.MaxPool2d(2), nn.Conv2d(24, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        y = self.depthwise(F.pad(x, [0, 1, 0, 1]))
+        pooled = self.pool(F.pad(self.second(x).relu(), [1, 0, 0, 1]))
+        return self.last(y + pooled)
+
+
+class Gated(nn.Module):
+    """Channels that fill vectors of all sizes, each times a factor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gate = nn.Conv2d(3, 112, 3, padding=1), nn.Conv2d(112, 112, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.conv(x))
+        return x * torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True)))
+
+
 class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -75,6 +102,22 @@ def test_sizes_are_computed_once() -> None:
     assert sqnr_db(reference(x), native(x)) > 30
     (program,) = runner_of(native).programs.values()
     assert program.levels == [0] and not any(program.outside.values())
+
+
+def test_zeros_around_an_image_are_its_border() -> None:
+    x = torch.randn(2, 3, 10, 12)
+    reference, native = both(PaddedBetween(), x)
+    assert sqnr_db(reference(x), native(x)) > 40
+    (program,) = runner_of(native).programs.values()
+    assert not any(op.label.startswith("zeros") for op in program.plan.ops)
+
+
+def test_factors_of_channels() -> None:
+    x = torch.randn(2, 3, 5, 7)
+    reference, native = both(Gated(), x)
+    expected, actual = reference(x), native(x)
+    step = float((expected.max() - expected.min()) / 255)
+    assert runner_of(native).programs and float((expected - actual).abs().max()) < 1.6 * step
 
 
 def test_checks_hold_for_each_batch() -> None:

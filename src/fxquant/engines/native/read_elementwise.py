@@ -34,7 +34,7 @@ def read_quantize(reader: Reader, node: fx.Node) -> Value:
         return _quantize_channels(reader, node, grid)
     if isinstance(value, Outside):
         view = reader.take_in(value)
-        return _quantize_picture(reader, node, view, grid) or reader.compute(lazy(view), node, grid)
+        return quantize_picture(reader, node, view, grid) or reader.compute(lazy(view), node, grid)
     if isinstance(value, View) and value.grid == grid:
         return value
     return reader.compute(value if isinstance(value, Lazy) else lazy(reader.view(source)), node, grid)
@@ -48,7 +48,7 @@ def _quantize_channels(reader: Reader, node: fx.Node, grid: Grid) -> View:
     return replace(reader.compute(made, node, replace(grid, channels=())), grid=grid)
 
 
-def _quantize_picture(reader: Reader, node: fx.Node, view: View, grid: Grid) -> View | None:
+def quantize_picture(reader: Reader, node: fx.Node, view: View, grid: Grid) -> View | None:
     """Return a picture of few channels, without a gap between its pixels."""
     if len(view.shape) != 3 or view.shape[0] > _FEW or view.buffer.space != "slot":
         return None

@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 from torch import fx, nn
 
-from fxquant.engines.native.lazy import Value, lazy
+from fxquant.engines.native.groups import Pads
+from fxquant.engines.native.lazy import Outside, Value, lazy
 from fxquant.engines.native.ops import Pointer
 from fxquant.engines.native.pixels import Border, fill_border
 from fxquant.engines.native.read_acts import grid_of_quantize
+from fxquant.engines.native.read_elementwise import quantize_picture
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View, axes_by_stride, dense, image, is_image
@@ -103,8 +105,8 @@ def _border(reader: Reader, node: fx.Node) -> tuple[int, int] | None:
     return next((pad for pad in found if pad is not None), None)
 
 
-def read_pad(reader: Reader, node: fx.Node) -> Value:
-    """Zeros around a tensor."""
+def _pads(reader: Reader, node: fx.Node) -> tuple[int, ...]:
+    """Return how many zeros are put around a tensor, as torch counts them."""
     module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
     if module is not None and not isinstance(module, (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)):
         raise Unread("it pads with something else than zeros")
@@ -116,7 +118,28 @@ def read_pad(reader: Reader, node: fx.Node) -> Value:
     constant = mode == "constant" and not value
     if not constant or not isinstance(pads, (list, tuple)) or not all(isinstance(p, int) and p >= 0 for p in pads):
         raise Unread("it pads with something else than zeros")
-    view, shape = reader.view(node.args[0]), reader.shape(node)
+    return tuple(pads)
+
+
+def frame_of(reader: Reader, node: fx.Node) -> Pads | None:
+    """Return the zeros that a node puts around an image; None for other nodes."""
+    op = reader.table.of_node(node, reader.region)
+    if op is None or op.kind != "pad":
+        return None
+    try:
+        pads = _pads(reader, node)
+    except Unread:
+        return None
+    return (pads[2], pads[0], pads[3], pads[1]) if len(pads) == 4 else None
+
+
+def read_pad(reader: Reader, node: fx.Node) -> Value:
+    """Zeros around a tensor: the border of an image, or a copy of it amid zeros."""
+    pads, shape = _pads(reader, node), reader.shape(node)
+    framed = _framed(reader, node)
+    if framed is not None:
+        return framed
+    view = reader.view(node.args[0])
     low = [0] * len(shape)
     for place in range(len(pads) // 2):
         if place >= len(shape):
@@ -131,6 +154,24 @@ def read_pad(reader: Reader, node: fx.Node) -> Value:
     offset = out.offset + sum(step * first for step, first in zip(out.strides, low, strict=True))
     _put(reader, view, replace(out, shape=view.shape, offset=offset), last=False)
     return out
+
+
+def _framed(reader: Reader, node: fx.Node) -> View | None:
+    """Return an image with its border, if that is wide enough; a picture of floats is quantized first."""
+    frame, source = frame_of(reader, node), node.args[0]
+    assert isinstance(source, fx.Node)
+    if frame is None:
+        return None
+    value, quantize = reader.values[source], only_user(node)
+    view = value if isinstance(value, View) else None
+    if isinstance(value, Outside) and quantize is not None and is_quantize(quantize):
+        view = quantize_picture(reader, source, reader.take_in(value), grid_of_quantize(reader, quantize))
+    if view is None or view.grid is None or len(view.shape) != 3 or view.buffer.image != view.shape:
+        return None
+    (y, x), (_, row, pixel) = view.buffer.pad, view.strides
+    if y < max(frame[0], frame[2]) or x < max(frame[1], frame[3]) or view.offset != y * row + x * pixel:
+        return None
+    return replace(view, shape=reader.shape(node), offset=view.offset - frame[0] * row - frame[1] * pixel)
 
 
 def read_pixel_shuffle(reader: Reader, node: fx.Node) -> Value:

@@ -254,12 +254,13 @@ class Reader:
         return dense(dtype, shape, order, grid, level)
 
     def border(self, node: fx.Node) -> tuple[int, int] | None:
-        """Return the border that convolutions want around a tensor; None if none reads it."""
+        """Return the border that convolutions and paddings want around a tensor; None if none reads it."""
         from fxquant.engines.native.groups import padding_of
+        from fxquant.engines.native.read_moves import frame_of
 
         wanted: tuple[int, int] | None = None
         for user in readers(node):
-            pad = padding_of(self, user)
+            pad = padding_of(self, user) or frame_of(self, user)
             if pad is not None:
                 y, x = wanted or (0, 0)
                 wanted = (max(y, pad[0], pad[2]), max(x, pad[1], pad[3]))
