@@ -96,8 +96,8 @@ def profile(
 ) -> Profile:
     """Time every kernel of a model on the native engine, for inputs like these; print the table (`show`) and return it.
 
-    One sample is run, on one thread; a kernel's time is the least of some rounds. What Python runs between kernels is
-    not in it.
+    One sample is run, on one thread; a kernel's time is the least of some rounds, without what a call from Python takes
+    by itself. What Python runs between kernels is not in it.
 
     Example:
         >>> quantized = fq.quantize(model, loader, engine="native")  # needs fxquant[native]
@@ -133,14 +133,14 @@ def _steps(program: Program, inputs: list[object], rounds: int) -> list[tuple[st
     """(label, products, seconds) of each kernel."""
     first = [value[:1] if isinstance(value, torch.Tensor) else value for value in inputs]
     steps = Steps(program, first)
-    calls = [steps.bound(index) for index in range(len(steps.ops))]
+    calls = [*(steps.bound(index) for index in range(len(steps.ops))), steps.nothing()]
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
         for index, call in enumerate(calls):
             start = time.perf_counter()
             call()
             best[index] = min(best[index], time.perf_counter() - start)
-    return [(op.label, op.macs, spent) for op, spent in zip(steps.ops, best, strict=True)]
+    return [(op.label, op.macs, max(spent - best[-1], 0.0)) for op, spent in zip(steps.ops, best[:-1], strict=True)]
 
 
 def _summed(timed: list[list[tuple[str, int, float]]], program: Program) -> Profile:

@@ -24,10 +24,11 @@ class Steps:
         plan, machine = program.plan, program.machine
         kernels = make_kernels(plan, machine)
         entries = [entry(f"step{index}", [op], plan, kernels, machine) for index, op in enumerate(plan.ops)]
+        entries.append(entry(f"step{len(plan.ops)}", [], plan, kernels, machine))
         self.ops: tuple[Op, ...] = plan.ops
         self.program = program
         self._library = Libraries().load([*kernels.values(), *entries], machine)
-        self._functions = [PROTOTYPE(self._library.address(f"step{index}")) for index in range(len(plan.ops))]
+        self._functions = [PROTOTYPE(self._library.address(f"step{index}")) for index in range(len(plan.ops) + 1)]
         self._arena, self._kept = aligned(plan.arena), aligned(plan.kept)
         self._slots = (ctypes.c_void_p * max(program.slots, 1))()
         env: dict[fx.Node, Any] = {**program.fixed, **dict(zip(program.placeholders, inputs, strict=True))}
@@ -44,6 +45,10 @@ class Steps:
     def run(self, index: int) -> None:
         """Run one op."""
         self.bound(index)()
+
+    def nothing(self) -> Callable[[], None]:
+        """Return a call that runs no op: what calls from Python take by themselves."""
+        return self.bound(len(self.ops))
 
     def bound(self, index: int) -> Callable[[], None]:
         """One op, ready to be called."""
