@@ -4,7 +4,8 @@
                i64 thread, i64 threads, ptr count)
 
 `slots` are the addresses of tensors that are handed over. With several threads, each calls it for the same samples and
-does its share of every kernel; then it waits for the others: it looks at their count for a while, then sleeps.
+does its share of every kernel; then it waits for the others: it looks at their count for a while, then sleeps. A kernel
+and that of its output's border write apart, so there is no wait between them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from fxquant.engines.native.ir import Function
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import Op, Pointer
+from fxquant.engines.native.pixels import fill_border
 from fxquant.engines.native.plan import Plan
 from fxquant.engines.native.vector import Kernel
 
@@ -40,22 +42,29 @@ def entry(
     used = [pointer.buffer for op in ops for pointer in op.pointers if pointer.buffer is not None]
     slots = {buffer.slot: buffer.bytes for buffer in used if buffer.space == "slot"}
     addresses = {slot: f.load("ptr", f.at("%slots", 8 * slot), 8) for slot in sorted(slots)}
+    waits = [not _goes_on(op, after) for op, after in zip(ops, [*ops[1:], None], strict=True)]
 
     def sample(index: str) -> None:
         kept = f.step("%kept", index, plan.kept)
         places = {slot: f.step(address, index, slots[slot]) for slot, address in addresses.items()}
-        done = f.mul(f.value(f"sub i64 {index}, %first"), len(ops)) if shared else ""
+        done = f.mul(f.value(f"sub i64 {index}, %first"), sum(waits)) if shared else ""
         for place, op in enumerate(ops):
             given = [_address(f, pointer, kept, places) for pointer in op.pointers]
             name = kernels[op.emit, op.spec].name
             if shared:
                 _share(f, op, name, given)
-                _wait(f, f.add(done, place + 1), machine)
+                if waits[place]:
+                    _wait(f, f.add(done, sum(waits[: place + 1])), machine)
             else:
                 _call(f, name, given, ("0", str(op.rows)), ("0", str(op.blocks)))
 
     f.each("%first", "%last", sample)
     return f
+
+
+def _goes_on(op: Op, after: Op | None) -> bool:
+    """Tell whether the next op writes the border of what this one, a convolution, writes."""
+    return after is not None and after.emit is fill_border and after.writes is op.writes and op.macs > 0
 
 
 def _address(f: Function, pointer: Pointer, kept: str, slots: dict[int, str]) -> str:
