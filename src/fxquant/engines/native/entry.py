@@ -42,7 +42,7 @@ def entry(
     used = [pointer.buffer for op in ops for pointer in op.pointers if pointer.buffer is not None]
     slots = {buffer.slot: buffer.bytes for buffer in used if buffer.space == "slot"}
     addresses = {slot: f.load("ptr", f.at("%slots", 8 * slot), 8) for slot in sorted(slots)}
-    waits = [not _goes_on(op, after) for op, after in zip(ops, [*ops[1:], None], strict=True)]
+    waits = [not _goes_on(op, after) for op, after in zip(ops, [*ops[1:], None], strict=False)]
 
     def sample(index: str) -> None:
         kept = f.step("%kept", index, plan.kept)

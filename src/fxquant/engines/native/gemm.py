@@ -20,6 +20,7 @@ while this product is computed, a few with each step of its sums.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, finish, load_affine
@@ -110,6 +111,7 @@ class Gemm:
         return found
 
 
+@functools.lru_cache(maxsize=4096)
 def split_row(width: int, most: int) -> tuple[int, int, int]:
     """(pixels of a tile, how many such tiles, pixels of the one that is left) for a row."""
     if width <= most:
@@ -354,6 +356,7 @@ def _param_bytes(spec: Gemm, vectors: int, machine: Machine) -> int:
     return 2 * vectors * machine.width + (OFFSET_BYTES if spec.moved else 0)
 
 
+@functools.lru_cache(maxsize=1024)
 def choose_tile(
     outputs: int, rows: int, width: int, taps: Taps, extra: float, machine: Machine, widest: int = 4
 ) -> tuple[tuple[int, ...], int]:
