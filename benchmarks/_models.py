@@ -46,12 +46,17 @@ def _torchvision_schemas() -> torch.library.Library:
 
 
 def import_timm() -> ModuleType:
-    """timm, which imports torchvision. If that is a build for another torch, its extension does not load."""
+    """timm, which imports torchvision."""
+    let_torchvision_load()
+    return importlib.import_module("timm")
+
+
+def let_torchvision_load() -> None:
+    """Have torchvision import. If it is a build for another torch, its extension does not load."""
     try:
         importlib.import_module("torchvision")
     except RuntimeError:
         _torchvision_schemas()
-    return importlib.import_module("timm")
 
 
 def random_network(name: str, seed: int = 0, *, statistics: bool = True) -> nn.Module:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from _models import let_torchvision_load
+
 Batch = tuple[Tensor, Tensor]
 LENGTH = 48
 
@@ -22,6 +24,7 @@ class SentenceEncoder(nn.Module):
     """The mean of the last hidden states, of length 1."""
 
     def __init__(self) -> None:
+        let_torchvision_load()  # transformers imports it, if it is there
         from transformers import AutoModel
 
         super().__init__()

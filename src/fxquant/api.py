@@ -129,6 +129,7 @@ def quantize(
         convert=lambda decided, on: convert_fx(decided, converting, engine=on),
         budget=budget,
         may_change=qconfig_mapping is None,
+        finer=effort != "fast",
     )
 
 

@@ -31,6 +31,7 @@ from fxquant.graph.region import plan_of, regions
 from fxquant.precision.attribute import count_samples
 from fxquant.precision.check import LEAST, Check, compare_outputs
 from fxquant.precision.eaten import find_eaten, warn_eaten
+from fxquant.precision.finer import with_finer_ranges
 from fxquant.precision.sites import SAMPLES, Site, find_sites
 from fxquant.precision.steps import Step, better_ranges, int8_time, joined, more_precision, total
 
@@ -112,16 +113,22 @@ def assured(
     convert: Callable[[nn.Module, Engine], nn.Module],
     budget: float | None,
     may_change: bool,
+    finer: bool = False,
 ) -> nn.Module:
     """Return the converted model, or a better one from the same calibration, where it is too far from the float model.
 
     `convert` makes a converted model of a decided one, on an engine. Without `may_change`, what falls short is said.
+    `finer` looks for better ranges also where the model does well.
     """
     if not batches or not any(True for _ in regions(converted)):
         return converted
     measure = functools.partial(_measure, float_model, batches=batches)
-    if _runs_well(converted, measure):  # as it runs, which is faster than the graph that it is decided by
-        return converted
+    ran = _as_it_runs(converted, measure)  # which is faster than the graph that it is decided by
+    if ran is not None and _is_good(ran):
+        if ran.sqnr >= GOOD or not (finer and may_change):
+            return converted
+        made = with_finer_ranges(prepared, ran, batches, engine=engine, convert=convert, measure=measure)
+        return made if made is not None else converted
     try:
         found = measure(reference_of(converted, "quantize"))
     except (FxQuantError, RuntimeError, TypeError, ValueError) as error:
@@ -140,12 +147,12 @@ def assured(
     return convert(decided, engine) if search.amendments else converted
 
 
-def _runs_well(converted: nn.Module, measure: Callable[[nn.Module], Check]) -> bool:
+def _as_it_runs(converted: nn.Module, measure: Callable[[nn.Module], Check]) -> Check | None:
     try:
         found = measure(converted)
     except (FxQuantError, RuntimeError, TypeError, ValueError):
-        return False  # the graph will tell
-    return bool(found.compared) and _is_good(found)
+        return None  # the graph will tell
+    return found if found.compared else None
 
 
 def _is_good(found: Check) -> bool:
