@@ -28,6 +28,9 @@ def falls(model):
 def nothing():
     return []
 
+def none():
+    return None
+
 def broken():
     raise RuntimeError("no luck")
 """

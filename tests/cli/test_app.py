@@ -77,3 +77,15 @@ def test_an_error_of_the_users_code_is_one_line_too(net: str) -> None:
     assert isinstance(CliRunner().invoke(app, [*words, "--debug"]).exception, RuntimeError)
     assert CliRunner().invoke(app, ["bench"]).exit_code == 2
     assert "nosuch.fq" in CliRunner().invoke(app, ["check", "nosuch.fq"]).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--model", "cli_models:none", "--data", "cli_models:batches"], "--model cli_models:none got a NoneType"),
+        (["--model", "cli_models:net", "--data", "cli_models:none"], "'cli_models:none' gave a NoneType"),
+    ],
+)
+def test_a_function_that_returns_nothing_is_named(net: str, words: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, ["compare", net, *words])
+    assert result.exit_code == 1 and told in result.stderr

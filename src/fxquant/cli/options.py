@@ -87,8 +87,10 @@ def load_model(path: Path, model: str | None) -> nn.Module:
 def float_model(model: str) -> nn.Module:
     """Return the float model that a function gives, ready to run."""
     from fxquant.config_file.named import find_named
+    from fxquant.graph.given import refuse_other
 
     made: nn.Module = find_named(model, "--model")()
+    refuse_other(made, f"--model {model}")
     return made.eval()
 
 
@@ -104,6 +106,9 @@ def first_batch(data: str) -> object:
 def batches(data: str) -> Iterable[object]:
     """Return the batches that a function gives."""
     from fxquant.config_file.named import find_named
+    from fxquant.errors import ConfigError
 
     made: Iterable[object] = find_named(data, "--data")()
+    if not isinstance(made, Iterable):
+        raise ConfigError(f"--data {data!r} gave a {type(made).__name__}. Let it return an iterable of batches.")
     return made

@@ -30,6 +30,6 @@ def find_named(name: str, option: str) -> Callable[..., Any]:
             raise ConfigError(f"{option} {name!r}: {module_name} has no {part!r}.{closest(part, dir(found))}")
         found = getattr(found, part)
     if not callable(found):
-        raise ConfigError(f"{option} {name!r} is a {type(found).__name__}. Name a function.")
+        raise ConfigError(f"{option} {name!r} is no function ({type(found).__name__}). Name a function.")
     function: Callable[..., Any] = found
     return function
