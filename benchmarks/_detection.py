@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fxquant as fq
 from _peers import nncf_static, onnxruntime_file, onnxruntime_runner, openvino_runner, torch_ao_static
 from _rows import Row, size_of
+from fxquant.algorithms import BALANCED, FAST, Algorithm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from _coco import average_precision, detect, load_pictures, load_yolox
@@ -40,8 +41,9 @@ class Yolox:
         batches = self.calibration
         made: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
             "float": lambda: self.model,
-            "PTQ W8A8, default rules": lambda: self.ptq(fq.get_default_qconfig_mapping("x86-vnni")),
-            "PTQ W8A8": lambda: self.ptq(INT8),
+            "PTQ W8A8": lambda: self.converted(self.default(BALANCED)),
+            "PTQ W8A8, effort fast": lambda: self.converted(self.default(FAST)),
+            "PTQ W8A8, rules of the example": lambda: self.ptq(INT8),
             "PTQ W8A8 power-of-two, default rules": lambda: self.ptq(PLAIN),
             "PTQ W8A8 power-of-two": lambda: self.converted(self.post()),
             "QAT W8A8 power-of-two": lambda: self.converted(
@@ -55,8 +57,15 @@ class Yolox:
 
     def timed(self) -> tuple[nn.Module, str]:
         """What goes on to the engines to be timed, and the row that its times belong to."""
-        prepared = fq.prepare_fx(self.model, fq.get_default_qconfig_mapping("x86-vnni"), (self.calibration[0][:1],))
-        return fq.calibrate(prepared, self.calibration[:2]), "PTQ W8A8, default rules"
+        mapping = fq.get_default_qconfig_mapping("x86-vnni")
+        prepared = fq.prepare_fx(self.model, mapping, (self.calibration[0][:1],))
+        return fq.calibrate(prepared, self.calibration[:2]), "PTQ W8A8"
+
+    def default(self, algorithms: tuple[Algorithm, ...]) -> nn.Module:
+        """Calibrated by the rules and algorithms that `quantize` has without any."""
+        mapping, example = fq.get_default_qconfig_mapping("x86-vnni"), (self.calibration[0][:1],)
+        prepared = fq.prepare_fx(self.model, mapping, example, target="x86-vnni", algorithms=algorithms)
+        return fq.calibrate(prepared, self.calibration)
 
     def ptq(self, mapping: fq.QConfigMapping) -> nn.Module:
         return self.converted(calibrated(self.model, self.calibration, mapping))

@@ -49,7 +49,13 @@ HEAD = """# Results of recipes
 - EfficientNet-Lite0: 64 crops of seven photographs for calibration, 64 of their other halves for testing; no labels.
 - Scores of fxquant are of the plain QDQ graph. kB: the saved state_dict. Peers run on their own int8 kernels, whose
   sums may saturate on a CPU without VNNI; `benchmarks/accuracy.py` has them with exact sums.
-- Power-of-two rows of the classifiers have one scale a tensor, as NPUs do; those of YOLOX-Nano have one for each
+- PTQ runs the algorithms of `quantize` (`BALANCED`; `POWERS_OF_TWO` for such scales) unless a row says so. The rows
+  of YOLOX-Nano with powers of two or rules of the example run `FAST`.
+- QAT of the classifiers: LSQ, TQT for powers of two; all layers have the bits of the row, the first and the last, too.
+  It starts from the frozen PTQ model, with the float network as teacher on augmented pictures, and that model stays as
+  it is if training brings it no nearer to the teacher on the held-out ones ("as calibrated").
+- Power-of-two rows of the classifiers have one scale a tensor, as NPUs do, and no sign behind a relu, as in the paper
+  on TQT; "signed": s8 activations, which have 7 bits there. Those of YOLOX-Nano are signed, with a scale for each
   channel of weights and of inputs of depthwise convolutions.
 - ms: batch 1, one thread, all in turns. "ms torch" is `engine="onednn"`, float and torch.ao; the other peers stand in
   the column of what runs them. Trained models run the kernels of calibrated ones.
