@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 import fxquant as fq
+from fxquant.algorithms.efforts import EFFORTS, Effort
 from fxquant.config.rules import Rules
 from fxquant.engines import choose
 from fxquant.engines.table import as_engine
@@ -75,15 +76,21 @@ def assert_same(one: nn.Module, other: nn.Module, args: tuple, kwargs: dict) -> 
             assert not isinstance(a, Tensor) or torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", [*ZOO, "curves"])
-def test_one_calibration_gives_what_preparing_for_each_target_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "effort"),
+    [*((name, "fast") for name in (*ZOO, "curves")), ("curves", "balanced"), ("encoder_block", "balanced")],
+)
+def test_one_calibration_gives_what_preparing_for_each_target_gives(
+    name: str, effort: Effort, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     entry = ZOO.get(name)
     model = entry.build().eval() if entry is not None else Curves().eval()
     args, kwargs = (entry.inputs(), entry.kwargs()) if entry is not None else ((torch.randn(X),), {})
 
     def prepare(target: str | None) -> nn.Module:
-        prepared = fq.prepare_fx(model, MAPPING, args, example_kwargs=kwargs, target=target)
+        algorithms = EFFORTS[effort]
+        prepared = fq.prepare_fx(model, MAPPING, args, example_kwargs=kwargs, target=target, algorithms=algorithms)
         with torch.no_grad():
             prepared(*args, **kwargs)
         return prepared
