@@ -11,8 +11,9 @@ import contextlib
 import hashlib
 import logging
 import os
+import secrets
 import stat
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from fxquant.engines.native.machine import Machine
@@ -44,65 +45,76 @@ class Cache:
 
     def load(self, name: str) -> bytes | None:
         """Return the code, if it is there and whole."""
-        directory = self._open()
-        if directory is None:
-            return None
-        try:
-            with open(directory / name, "rb", opener=_no_link) as file:
-                if not _is_own(os.fstat(file.fileno())):
-                    return None
-                digest, code = file.readline().strip(), file.read()
-        except OSError:
-            return None
+        with self._open() as folder:
+            if folder is None:
+                return None
+            try:
+                with open(name, "rb", opener=lambda path, flags: _open_in(folder, path, flags)) as file:
+                    if not _is_own(os.fstat(file.fileno())):
+                        return None
+                    digest, code = file.readline().strip(), file.read()
+            except OSError:
+                return None
         return code if digest == _digest(name, code) else None
 
     def store(self, name: str, code: bytes) -> None:
         """Keep the code; other processes see all of it or nothing."""
-        directory = self._open()
-        if directory is None:
-            return
-        try:
-            handle, part = tempfile.mkstemp(dir=directory)  # readable by the user only
+        with self._open() as folder:
+            if folder is None:
+                return
+            part = f"{secrets.token_hex(8)}.part"
             try:
-                with open(handle, "wb") as file:
-                    file.write(_digest(name, code) + b"\n" + code)
-                os.replace(part, directory / name)
-            except OSError:
-                os.unlink(part)
-                raise
-        except OSError as error:
-            log.info("native code is not kept in %s: %s", directory, error)
-            return
-        self._trim(directory)
+                handle = _open_in(folder, part, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+                try:
+                    with open(handle, "wb") as file:
+                        file.write(_digest(name, code) + b"\n" + code)
+                    os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+                except OSError:
+                    os.unlink(part, dir_fd=folder)
+                    raise
+            except OSError as error:
+                log.info("native code is not kept in %s: %s", self.directory, error)
+                return
+            _trim(folder)
 
-    def _open(self) -> Path | None:
-        """Return the directory, made if need be; None if it is not the user's alone."""
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[int | None]:
+        """Give a descriptor of the directory, made if need be; None if it is not the user's alone.
+
+        What is read and written then is in the directory that was looked at, whatever takes its place meanwhile.
+        """
         if self.directory is None or not hasattr(os, "getuid"):
-            return None
+            yield None
+            return
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = os.lstat(self.directory)
+            folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
-            return None
-        if not stat.S_ISDIR(found.st_mode) or not _is_own(found):
-            log.info("native code is not kept in %s, which is not the user's alone", self.directory)
-            return None
-        return self.directory
+            yield None
+            return
+        try:
+            own = _is_own(os.fstat(folder))
+            if not own:
+                log.info("native code is not kept in %s, which is not the user's alone", self.directory)
+            yield folder if own else None
+        finally:
+            os.close(folder)
 
-    def _trim(self, directory: Path) -> None:
-        """Drop the entries that were written first if there are too many."""
-        found = []
-        for path in directory.iterdir():
-            with contextlib.suppress(OSError):
-                state = path.stat()
-                found.append((state.st_mtime, state.st_size, path))
-        total, count = sum(size for _, size, _ in found), len(found)
-        for _, size, path in sorted(found):
-            if total <= _MOST_BYTES and count <= _MOST_ENTRIES:
-                break
-            with contextlib.suppress(OSError):
-                path.unlink()
-            total, count = total - size, count - 1
+
+def _trim(folder: int) -> None:
+    """Drop the entries that were written first if there are too many."""
+    found = []
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            found.append((state.st_mtime, state.st_size, name))
+    total, count = sum(size for _, size, _ in found), len(found)
+    for _, size, name in sorted(found):
+        if total <= _MOST_BYTES and count <= _MOST_ENTRIES:
+            break
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+        total, count = total - size, count - 1
 
 
 def _digest(name: str, code: bytes) -> bytes:
@@ -113,5 +125,6 @@ def _is_own(state: os.stat_result) -> bool:
     return state.st_uid == os.getuid() and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0))
+def _open_in(folder: int, name: str, flags: int) -> int:
+    """Open a file of a directory, and no link; what is made is readable by the user only."""
+    return os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder)
