@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -223,7 +224,7 @@ def load(
         torch.Size([2, 4])
     """
     check_engine(engine)
-    path = Path(path) / MODEL_FILE if Path(path).is_dir() else Path(path)
+    path = Path(path) / MODEL_FILE if os.path.isdir(path) else Path(path)  # Path.is_dir raises for long names
     model = read_archive(path, float_model)
     try:
         return apply_engine(model, engine)

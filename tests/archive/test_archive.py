@@ -141,6 +141,21 @@ def test_foreign_files(tmp_path: Path) -> None:
         fq.load(tmp_path / "text.fq")
     with pytest.raises(fq.ArchiveError, match="no file"):
         fq.load(tmp_path / "missing.safetensors")
+    with pytest.raises(fq.ArchiveError, match="there is no file"):
+        fq.load(tmp_path / ("x" * 300))
+
+
+def test_a_file_with_more_than_the_memory_holds(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse file of terabytes takes a few blocks of the disk."""
+    errors: list[type[Exception]] = [MemoryError, RuntimeError]
+    for error in errors:
+
+        def refuse(*args: object, error: type[Exception] = error, **kwargs: object) -> None:
+            raise error("not enough memory")
+
+        monkeypatch.setattr("fxquant.archive.archive.safe_open", refuse)
+        with pytest.raises(fq.ArchiveError, match="larger than the memory"):
+            fq.load(saved)
 
 
 def forge(path: Path, change: Any) -> None:

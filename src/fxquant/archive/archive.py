@@ -70,6 +70,10 @@ def _read(path: Path) -> tuple[Json, dict[str, Tensor]]:
                 "fxquant.load reads what fxquant.save wrote."
             ) from error
         raise ArchiveError(f"{str(path)!r} is not a saved model, or it was cut short: {error}") from error
+    except (MemoryError, RuntimeError, ValueError) as error:
+        raise ArchiveError(
+            f"{str(path)!r} cannot be read: {error}. Its tensors are larger than the memory, or than they should be."
+        ) from error
     if "fxquant" not in metadata:
         raise ArchiveError(f"{str(path)!r} is a safetensors file, but not one that fxquant.save wrote.")
     if metadata.get("digest") != _digest(metadata["fxquant"], tensors):
