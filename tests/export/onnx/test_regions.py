@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from export.onnx.exporting import quantize, run
+from fxquant.export.onnx.regions import _file_name
 from fxquant.numerics.affine import sqnr_db
 
 onnx = pytest.importorskip("onnx")
@@ -50,3 +51,12 @@ def test_several_graphs_become_several_files_with_a_manifest(tmp_path: Path) -> 
         assert sqnr_db(model.get_submodule(path)(given), actual) > 45
     with pytest.raises(fq.FxQuantError):
         fq.export_onnx(model, tmp_path / "m.onnx", x)
+
+
+def test_no_two_regions_have_one_file() -> None:
+    taken: list[str] = []
+    for path in ("é", "ü", "a b", "a_b", "A_B", "", "model", "x" * 300, "x" * 301):
+        taken.append(_file_name(path, taken))
+    assert len({name.lower() for name in taken}) == len(taken)
+    assert all(len(name) < 220 and name.isascii() for name in taken)
+    assert taken[:4] == ["_.onnx", "__2.onnx", "a_b.onnx", "a_b_2.onnx"]

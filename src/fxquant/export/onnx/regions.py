@@ -8,9 +8,10 @@ file              null for a region that the example did not call
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "fxquant-onnx-regions", 1
 MANIFEST = "manifest.json"
+_LONGEST = 200  # letters; names of files have 255
 
 
 def export_regions(model: nn.Module, folder: Path, example: Call, write: Callable[..., ir.Model]) -> Path:
@@ -41,7 +43,7 @@ def export_regions(model: nn.Module, folder: Path, example: Call, write: Callabl
     for path, region in regions(model):
         row: Json = {"path": path, "file": None, "inputs": [], "outputs": []}
         if path in calls:
-            name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', path) or 'model'}.onnx"
+            name = _file_name(path, {row["file"] for row in rows})
             made = write(region, folder / name, *calls[path])
             ends = {"inputs": made.graph.inputs, "outputs": made.graph.outputs}
             row |= {"file": name, **{side: [_shown(value) for value in values] for side, values in ends.items()}}
@@ -50,6 +52,14 @@ def export_regions(model: nn.Module, folder: Path, example: Call, write: Callabl
     with replacing(folder / MANIFEST, ConfigError) as part:
         part.write_text(text + "\n")
     return folder
+
+
+def _file_name(path: str, taken: Collection[str]) -> str:
+    """Return a name of plain letters for a region that no other one has, whatever its path is written in."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", path)[:_LONGEST] or "model"
+    tries = itertools.chain([f"{stem}.onnx"], (f"{stem}_{count}.onnx" for count in itertools.count(2)))
+    lower = {name.lower() for name in taken if name}  # some disks know no capitals
+    return next(name for name in tries if name.lower() not in lower)
 
 
 def _calls(model: nn.Module, example: Call) -> dict[str, Call]:
