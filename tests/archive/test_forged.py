@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import fxquant as fq
 from forge.crafted import crafted
 from forge.files import File, read, write_bases
 from forge.run import crafted_cases, mutated_cases, run
@@ -26,6 +27,28 @@ def bases(folder: Path) -> dict[str, File]:
 
 def test_there_are_many() -> None:
     assert len(crafted()) >= 300
+
+
+def test_files_are_refused_before_an_engine_is_asked(
+    folder: Path, bases: dict[str, File], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what one engine says of a file at load, all say; the forging tool does not ask the others."""
+    asked: list[object] = []
+    monkeypatch.setattr("fxquant.api.apply_engine", lambda model, engine: asked.append(engine))
+    engines = ("reference", "onednn", None, "auto")
+    refused = 0
+    for _, _, path in islice(crafted_cases(folder, bases), 0, None, 60):
+        messages = []
+        for engine in engines:
+            try:
+                fq.load(path, engine=engine)
+            except fq.ArchiveError as error:
+                messages.append(str(error))
+        assert len(asked) in (0, len(engines))
+        assert not messages or (len(messages) == len(engines) and len(set(messages)) == 1 and not asked)
+        refused += bool(messages)
+        asked.clear()
+    assert refused > 10
 
 
 def test_nothing_but_an_error_comes_of_a_forged_file(folder: Path, bases: dict[str, File]) -> None:
