@@ -143,7 +143,12 @@ def main() -> None:
             README.write_text(with_short_table(README.read_text(), read_page(RESULTS.read_text())))
 
     for name in MODELS if args.model is None else (args.model,):
-        model = load(name, args.data)
+        try:
+            model = load(name, args.data)
+        except FileNotFoundError as error:
+            raise SystemExit(
+                f"{name}: {error.filename} is missing. Give the directory that has it with --data DIR."
+            ) from None
         model.runs = args.runs
         methods = model.methods()
         order = placed(order, model.name, methods)
