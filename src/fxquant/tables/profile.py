@@ -62,7 +62,7 @@ class Profile:
     @property
     def of_peak(self) -> float:
         """The share of the peak that the whole reaches."""
-        return sum(row.macs for row in self.rows) / (self.milliseconds * 1e6 * self.peak) if self.rows else 0.0
+        return sum(row.macs for row in self.rows) / (self.milliseconds * 1e6 * self.peak) if self.milliseconds else 0.0
 
     def to_json(self) -> str:
         """The same as text for other programs."""
@@ -156,8 +156,8 @@ def _summed(timed: list[list[tuple[str, int, float]]], program: Program) -> Prof
             count=count,
             milliseconds=seconds * 1e3,
             macs=products,
-            share=seconds / whole,
-            of_peak=products / (seconds * most),
+            share=seconds / whole if whole else 0.0,  # kernels may take no longer than the call that does nothing
+            of_peak=products / (seconds * most) if seconds else 0.0,
         )
         for label, (count, products, seconds) in totals.items()
     ]
