@@ -49,7 +49,19 @@ def test_vmap_is_one_call_after_the_other(model: nn.Module) -> None:
     torch.testing.assert_close(found, expected, atol=0.02, rtol=0)
 
 
-@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("path", ["", "head"])
+def test_vmap_runs_hooks(model: nn.Module, path: str) -> None:
+    x = torch.randn(3, 2, 3, 8, 8)
+    handle = model.get_submodule(path).register_forward_hook(lambda module, args, output: output * 2)
+    with torch.no_grad():
+        found, expected = torch.func.vmap(model)(x), torch.stack([model(each) for each in x])
+        handle.remove()
+        assert not torch.allclose(model(x[0]), expected[0], atol=0.02)
+    torch.testing.assert_close(found, expected, atol=0.04, rtol=0)
+
+
+@pytest.mark.filterwarnings("error")
 def test_torch_func_takes_gradients(model: nn.Module) -> None:
     x = torch.randn(2, 3, 8, 8)
     assert torch.func.grad(lambda x: model(x).sum())(x).shape == x.shape

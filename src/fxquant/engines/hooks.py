@@ -12,6 +12,7 @@ import logging
 from torch import fx, nn
 
 from fxquant.engines.read_qdq import weight_path
+from fxquant.engines.transformed import Transformed, takes
 from fxquant.engines.watch import called_modules
 from fxquant.graph import torch_compat
 from fxquant.graph.lowering import Runner, filled_graph, reference_graph, run_instead, run_own_graph, runs_own_graph
@@ -63,17 +64,19 @@ class Plain(Runner):
     engine = "reference"
 
     def __init__(self) -> None:
-        self.hooks = Hooks(told=True)
+        self.hooks, self.transformed = Hooks(told=True), Transformed()
 
     def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         self.hooks.listen(region)
+        if takes(region):
+            return self.transformed(region, args, kwargs)
         return region.run_graph(args, kwargs)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Plain, ()
 
     def renew(self) -> None:
-        self.hooks = Hooks(told=True)
+        self.hooks, self.transformed = Hooks(told=True), Transformed()
 
 
 def _stock_paths(region: Region) -> list[str]:

@@ -211,3 +211,13 @@ def _register(namespace: str, table: _Ops) -> torch.library.Library:
         library.define(f"{name}{schema}")
         library.impl(name, function, "CompositeExplicitAutograd")
     return library
+
+
+def plain_functions(namespace: str) -> dict[object, Callable[..., object]]:
+    """Return what the ops compute, as functions of torch's plain ops: those of `namespace`, and fxquant's own."""
+    found: dict[object, Callable[..., object]] = {}
+    for owner, table in ((namespace, _DECOMPOSED), ("fxquant", _OWN)):
+        for name, (_, function) in table.items():
+            packet, _, overload = name.partition(".")
+            found[getattr(getattr(getattr(torch.ops, owner), packet), overload or "default")] = function
+    return found

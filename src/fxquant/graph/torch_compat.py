@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fxquant.graph.qdq_ops import register_decomposed, register_own
+from fxquant.graph.qdq_ops import plain_functions, register_decomposed, register_own
 
 with contextlib.suppress(ImportError):
     import torch.ao.quantization.fx._decomposed
@@ -63,7 +63,13 @@ CHOOSE_QPARAMS = decomposed.choose_qparams.tensor
 CHOOSE_QPARAMS_SYMMETRIC = decomposed.choose_qparams_symmetric.tensor
 
 QUANTIZE_OPS = (QUANTIZE, QUANTIZE_TENSOR, QUANTIZE_ROUNDING, QUANTIZE_CHANNEL, QUANTIZE_CHANNEL_ROUNDING)
+_PLAIN = plain_functions("quantized_decomposed")
 DEQUANTIZE_OPS = (DEQUANTIZE, DEQUANTIZE_TENSOR, DEQUANTIZE_CHANNEL, DEQUANTIZE_GROUP)
+
+
+def in_plain_ops(target: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what an op of a converted graph computes, as a function of torch's plain ops; others as they are."""
+    return _PLAIN.get(target, target)
 
 
 def interpreted(text: str, name: str = "replay") -> Callable[..., object] | None:
