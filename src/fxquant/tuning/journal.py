@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -109,13 +110,18 @@ class Journal:
             saved = load_file(self.path / STATISTICS)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{self.path / STATISTICS} cannot be read: {error}. Remove it.") from error
-        if saved.keys() != _statistics(prepared).keys():
+        if _names(saved) != _names(_statistics(prepared)):
             raise ConfigError(f"{self.path / STATISTICS} is of another model. Give another workspace.")
         try:
             prepared.load_state_dict(saved, strict=False)
         except RuntimeError as error:
             raise ConfigError(f"{self.path / STATISTICS} does not fit the model: {error}. Remove it.") from error
         return True
+
+
+def _names(statistics: Iterable[str]) -> set[str]:
+    """Return what is known of every calibration: the inputs that are kept are as many as fit."""
+    return {name for name in statistics if not name.rpartition(".")[2].startswith("call_")}
 
 
 def _is_line(found: object) -> bool:

@@ -17,7 +17,7 @@ from typing import Literal, TypedDict, cast, get_args
 from torch import nn
 from typing_extensions import Unpack
 
-from fxquant.algorithms import Algorithm
+from fxquant.algorithms import BALANCED, Algorithm
 from fxquant.arguments import either, read_examples
 from fxquant.capture import Method, Sizes
 from fxquant.capture.canonical.as_plain import as_plain
@@ -113,10 +113,11 @@ def tune(
     sample are compared in pairs; an evaluation that yields them is stopped when it is clear on which side of the limit
     it will end. `tolerance` is a share of the float model's score, or with criterion "absolute" a difference.
 
-    Calibration runs once; each trial decides anew from the same statistics. With `workspace` every trial is on the disk
-    when it is done, and the same call goes on where it was stopped. `executor` is "processes", "ray", or one of
-    `Processes(workers=...)` and `Ray(workers=...)`; the result does not depend on it. `timeout=0` stops at the first
-    model that passes. If none does, the most accurate one is returned, with a warning, and `result.passed` is False.
+    Calibration runs once; each trial decides anew from the same statistics, with the `algorithms` of `quantize`, if
+    none are given. With `workspace` every trial is on the disk when it is done, and the same call goes on where it was
+    stopped. `executor` is "processes", "ray", or one of `Processes(workers=...)` and `Ray(workers=...)`; the result
+    does not depend on it. `timeout=0` stops at the first model that passes. If none does, the most accurate one is
+    returned, with a warning, and `result.passed` is False.
     `progress` shows bars, in a terminal.
 
     Example:
@@ -141,6 +142,7 @@ def tune(
     journal = Journal(workspace, _about(model, judge, engine, target))
     data, batches = (None, []) if calibration_data is None else _looked_at(calibration_data)
     args, kwargs = _example(model, batches, example_inputs, example_kwargs)
+    preparing.setdefault("algorithms", BALANCED)
     with evaluating(model):
         prepared = prepare_fx(
             model,
