@@ -26,7 +26,6 @@ from fxquant.engines.table import as_engine
 from fxquant.errors import ArchiveError, ConfigError, FxQuantError
 from fxquant.flows.calibrate import as_example, calibrate, peek
 from fxquant.flows.decide import decide
-from fxquant.graph.counted import counted
 from fxquant.graph.given import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
 from fxquant.precision.auto import Precision, assured, check_precision, keep_first
@@ -41,7 +40,6 @@ MODEL_FILE = "best_model.fq"  # in a directory that a search saved to
 _Example: TypeAlias = tuple[object, Mapping[str, object] | None]  # positional inputs in any form, and keywords
 
 
-@counted
 def quantize(
     model: nn.Module,
     calibration_data: Iterable[object] | None = None,
@@ -208,7 +206,6 @@ def save(model: nn.Module, path: str | Path) -> Path:
     return target
 
 
-@counted
 def load(
     path: str | Path, float_model: nn.Module | None = None, *, engine: Engine | Native | str | None = None
 ) -> nn.Module:

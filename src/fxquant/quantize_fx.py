@@ -60,7 +60,6 @@ from fxquant.flows.decide import decide, decide_for_training, leaves_target_open
 from fxquant.flows.pipelines import CONNECT, CONVERT, FREEZE, FUSE, PREPARE, PREPARE_QAT
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
-from fxquant.graph.counted import counted
 from fxquant.graph.first_call import Prepare, Waiting, waiting, waiting_converted
 from fxquant.graph.hooks import warn_of_traced_hooks
 from fxquant.graph.own import copy_model
@@ -294,7 +293,6 @@ def freeze(model: nn.Module) -> nn.Module:
     return frozen
 
 
-@counted
 def convert_fx(
     graph_module: nn.Module,
     convert_custom_config: ConvertCustomConfig | Mapping[str, object] | None = None,

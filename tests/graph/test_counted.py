@@ -26,7 +26,7 @@ def loaded(net: nn.Module, x: torch.Tensor, path: Path) -> nn.Module:
 
 @pytest.mark.parametrize("make", [quantized, converted, loaded])
 def test_tensors_count_writes_wherever_a_model_is_made(make: object, tmp_path: Path) -> None:
-    net, x = ZOO["plain"].build().eval(), torch.randn(2, 3, 16, 16)
+    net, x = ZOO["resnet"].build().eval(), torch.randn(2, 3, 16, 16)
     assert callable(make)
     outside = make(net, x, tmp_path / "a.fq")
     with torch.inference_mode():

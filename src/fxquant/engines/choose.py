@@ -17,6 +17,7 @@ from fxquant.engines.table import as_engine, available_engines
 from fxquant.engines.timing import time_interleaved
 from fxquant.errors import ConfigError, FxQuantError, StageError
 from fxquant.graph.context import Context
+from fxquant.graph.counted import counting
 from fxquant.graph.own import copy_model
 from fxquant.graph.region import lowering_of, regions
 from fxquant.graph.run_passes import run_passes
@@ -37,15 +38,16 @@ def check_engine(engine: Engine | Native | str | None) -> None:
 def apply_engine(model: nn.Module, engine: Engine | Native | str | None) -> nn.Module:
     """Make a converted model (QDQ graphs) run on an engine; it may be changed in place."""
     check_engine(engine)
-    run_passes(model, (fill_grids,), Context())
-    if engine != AUTO:
-        return as_engine(engine).apply(model)
-    if any(lowering_of(region).waiting for _, region in regions(model)):
-        raise StageError(
-            "engine='auto' measures, and this model was converted without calibration. "
-            "Name an engine, or calibrate first."
-        )
-    return fastest(on_engines(model, available_engines()), run_examples(model))
+    with counting(model):
+        run_passes(model, (fill_grids,), Context())
+        if engine != AUTO:
+            return as_engine(engine).apply(model)
+        if any(lowering_of(region).waiting for _, region in regions(model)):
+            raise StageError(
+                "engine='auto' measures, and this model was converted without calibration. "
+                "Name an engine, or calibrate first."
+            )
+        return fastest(on_engines(model, available_engines()), run_examples(model))
 
 
 def fastest(candidates: Mapping[str, nn.Module], call: Callable[[nn.Module], object]) -> nn.Module:

@@ -6,24 +6,32 @@ runtime) is still right could not be known, and it would be made again in every 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import contextlib
+from collections.abc import Iterator
 
 import torch
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+from torch import Tensor, nn
 
 
-def counted(make: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run `make` outside of inference mode, without gradients, wherever it is called."""
+@contextlib.contextmanager
+def counting(model: nn.Module) -> Iterator[None]:
+    """Leave inference mode, without gradients, and give a model counting tensors in the place of others."""
+    with contextlib.ExitStack() as modes:
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(False))
+            modes.enter_context(torch.no_grad())
+        _renew(model)
+        yield
 
-    @functools.wraps(make)
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if not torch.is_inference_mode_enabled():
-            return make(*args, **kwargs)
-        with torch.inference_mode(False), torch.no_grad():
-            return make(*args, **kwargs)
 
-    return run
+def _renew(model: nn.Module) -> None:
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is None or not tensor.is_inference():
+                    continue
+                if id(tensor) not in made:
+                    copied = tensor.detach().clone()
+                    made[id(tensor)] = nn.Parameter(copied, False) if isinstance(tensor, nn.Parameter) else copied
+                table[name] = made[id(tensor)]  # type: ignore[assignment]
