@@ -117,8 +117,8 @@ def test_coco_average_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     precision = importlib.import_module("_coco").average_precision
     boxes = [[[3, 10.0, 10.0, 60.0, 80.0]], [[5, 0.0, 0.0, 40.0, 40.0]]]
     right = [torch.tensor([[10.0, 10.0, 60.0, 80.0, 0.9, 3.0]]), torch.tensor([[0.0, 0.0, 40.0, 40.0, 0.9, 5.0]])]
-    assert precision(right, boxes) == (100.0, 100.0)
-    assert precision([right[0], right[0]], boxes) == (50.0, 50.0)
+    assert precision(right, boxes) == pytest.approx((100.0, 100.0))
+    assert precision([right[0], right[0]], boxes) == pytest.approx((50.0, 50.0))
     assert precision([torch.zeros(0, 6), torch.zeros(0, 6)], boxes) == (0.0, 0.0)
 
 

@@ -66,7 +66,7 @@ def test_search_and_click(browser: Browser, page: Path) -> None:
     assert browser.run("views.int8.nodes('.hit').map((n) => BOXES.int8.get(n.id()).path)") == ["body.0"]
     assert browser.run("document.getElementById('hits').textContent") == "1 found"
     assert browser.run("views.float.nodes('.faded').length") > 0
-    browser.run("search(''); views.int8.stop(); views.int8.fit(undefined, 24); 0")
+    browser.run("search(''); for (const view of Object.values(views)) { view.stop(); view.fit(undefined, 24) }; 0")
     place = browser.run(
         "(() => { const p = views.int8.getElementById('/stem_0').renderedPosition(), "
         "r = document.getElementById('graph-int8').getBoundingClientRect(); return [p.x + r.x, p.y + r.y] })()"
