@@ -33,6 +33,7 @@ _CHECKS = (
     *(guards.check_items, guards.check_key, guards.check_sizes),
 )
 _MOST_CHECKED = 64
+_SMALL = 1 << 20  # elements, above which several threads copy a result faster
 _READS, _CALL = (60e9, 30e9, 10e9), 1e-4  # see Program.pays
 _WORTH_THREADS = 10_000_000  # products, below which waking threads takes longer than the work
 PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 4, ctypes.c_void_p)
@@ -86,6 +87,17 @@ class _Arena:
         self.address = self.memory.ctypes.data
 
 
+def laid_out(tensor: Tensor) -> Tensor:
+    """Return a result as a contiguous tensor.
+
+    A small one is copied by this thread alone: for milliseconds after a copy, the threads of torch's pool look for more
+    work, on the cores that the threads of the next call want.
+    """
+    if tensor.is_contiguous() or tensor.numel() > _SMALL:
+        return tensor.contiguous()
+    return torch.from_numpy(np.ascontiguousarray(tensor.numpy()))
+
+
 class _Result:
     """How a native tensor becomes one of torch's. Little is left to do at a call, when the caches are cold."""
 
@@ -100,9 +112,9 @@ class _Result:
     def lie(self, tensor: Tensor) -> Tensor:
         """Return the tensor with its axes in that order."""
         if not self.order:
-            return tensor.contiguous()
+            return laid_out(tensor)
         back = [self.order.index(axis) for axis in range(len(self.order))]
-        return tensor.permute(self.order).contiguous().permute(back)
+        return laid_out(tensor.permute(self.order)).permute(back)
 
 
 class Program:
@@ -323,7 +335,7 @@ class Program:
             if found is None and reads_size(node) and isinstance(shape, Shape):
                 return torch.empty((batch, *shape.dims) if shape.batched else shape.dims, device="meta")
             if isinstance(found, Tensor) and operand in self.exports:
-                found = env[operand] = found.contiguous()
+                found = env[operand] = laid_out(found)
             return found
 
         args, kwargs = fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)
