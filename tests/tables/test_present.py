@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from rich.table import Table
 
-from fxquant.tables.present import as_csv, as_html, as_text, new_table, table_as_html
+from fxquant.tables.present import Shown, as_csv, as_text, new_table
 
 
 def test_a_path_is_never_broken() -> None:
@@ -40,14 +41,19 @@ def test_words_are_not_broken_where_a_column_wraps(monkeypatch: pytest.MonkeyPat
     assert max(map(len, lines)) < len(path) + 36
 
 
-def test_a_table_as_html() -> None:
-    table = new_table("a < b", ("path", "n"))
-    table.add_row("net.0", "1")
-    assert table_as_html(table) == as_html("a < b", ("path", "n"), [("net.0", "1")])
-
-
 def test_html_is_escaped() -> None:
-    assert "<td>&lt;b&gt;</td>" in as_html("", ("a",), [("<b>",)])
+    table = new_table("a < b", ("path", "n"))
+    table.add_row("<b>", "1")
+
+    class Found(Shown):
+        def parts(self) -> tuple[str, Table]:
+            return "c > d", table
+
+    page = Found()._repr_html_()
+    assert (
+        page.startswith("<p>c &gt; d</p>\n<table><caption>a &lt; b</caption>")
+        and "<td>&lt;b&gt;</td><td>1</td>" in page
+    )
 
 
 def test_csv_has_a_line_for_each_row() -> None:

@@ -6,14 +6,13 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fxquant.errors import ConfigError
 from fxquant.insight.weights import WeightRow
-from fxquant.tables.present import as_csv, as_group, as_html, as_text, new_table
+from fxquant.tables.present import Shown, as_csv, new_table
 
 if TYPE_CHECKING:
-    from rich.console import Group
     from rich.table import Table
 
 CLIPPED = 0.001  # a share from which calibration is called too narrow
@@ -71,12 +70,13 @@ class LayerRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class Comparison(Shown):
     """Rows in the order of the run. `dead` are quantizers without a grid, with the reason; printing shows tables.
 
     `output_sqnr` is nan where no output can be compared: integers, or boxes of which each model finds another number.
     """
 
+    spare: ClassVar[tuple[str, ...]] = _SPARE
     rows: tuple[LayerRow, ...]
     weights: tuple[WeightRow, ...]
     output_sqnr: float
@@ -183,15 +183,9 @@ class Comparison:
         names = list(LayerRow.__dataclass_fields__)
         return as_csv(names, ([getattr(row, name) for name in names] for row in self.rows))
 
-    def _repr_html_(self) -> str:
-        rows = as_html(self.summary(), _COLUMNS, map(_cells, self.rows))
-        return rows + as_html("weights", _WEIGHT_COLUMNS, map(_weight_cells, self.weights))
-
-    def __str__(self) -> str:
-        return as_text(self.summary(), self.table(), self.weights_table(), spare=_SPARE)
-
-    def __rich__(self) -> Group:
-        return as_group(self.summary(), self.table(), self.weights_table())
+    def parts(self) -> tuple[str, Table, Table]:
+        """Return the summary, and the tables of tensors and of weights."""
+        return self.summary(), self.table(), self.weights_table()
 
 
 def _cells(row: LayerRow) -> Sequence[str]:

@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
@@ -18,7 +18,7 @@ from fxquant.passes.refuse import rule_in
 from fxquant.quantize_fx import prepare_fx
 from fxquant.tables.explain import explain
 from fxquant.tables.explanation import Explanation
-from fxquant.tables.present import as_text, new_table, table_as_html
+from fxquant.tables.present import Shown, new_table
 from fxquant.targets import by_name
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ class Placed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Forecast:
+class Forecast(Shown):
     """All ops of a model; printing it shows a table."""
 
+    spare: ClassVar[tuple[str, ...]] = ("node",)
     target: str
     rows: tuple[Placed, ...]
 
@@ -79,14 +80,9 @@ class Forecast:
             table.add_row(row.node, row.path, row.kind, place, row.rule, row.reason, style=style)
         return table
 
-    def __str__(self) -> str:
-        return as_text(self.table(), spare=("node",))
-
-    def __rich__(self) -> Table:
-        return self.table()
-
-    def _repr_html_(self) -> str:
-        return table_as_html(self.table())
+    def parts(self) -> tuple[Table]:
+        """Return the table."""
+        return (self.table(),)
 
 
 def forecast(

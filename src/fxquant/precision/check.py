@@ -26,10 +26,9 @@ from fxquant.insight.comparison import Comparison
 from fxquant.precision.outputs import OutputRow, Outputs, run_float, run_quantized
 from fxquant.quantize_fx import convert_to_reference_fx
 from fxquant.tables.explain import explain
-from fxquant.tables.present import as_group, as_html, as_text, new_table
+from fxquant.tables.present import Shown, new_table
 
 if TYPE_CHECKING:
-    from rich.console import Group
     from rich.table import Table
 
 LEAST = 10.0  # dB at an output; below that its error is more than a third as large as its values
@@ -38,7 +37,7 @@ _EATEN = 0.5  # a share of values that are rounded to zero, from which a range i
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
+class Check(Shown):
     """How close the outputs are; printing it shows a table. `passed`: each is within `least` dB, and none is broken.
 
     `advice` says what would help, where it did not pass.
@@ -104,14 +103,9 @@ class Check:
             table.add_row(*_cells(row))
         return table
 
-    def __str__(self) -> str:
-        return as_text(self.summary(), self.table(), *self.advice)
-
-    def __rich__(self) -> Group:
-        return as_group(self.summary(), self.table(), *self.advice)
-
-    def _repr_html_(self) -> str:
-        return as_html("; ".join((self.summary(), *self.advice)), _COLUMNS, map(_cells, self.outputs))
+    def parts(self) -> tuple[Table | str, ...]:
+        """Return the summary, the table, and what would help."""
+        return self.summary(), self.table(), *self.advice
 
 
 def _cells(row: OutputRow) -> Sequence[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import html
 import io
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,10 +25,9 @@ from fxquant.graph.given import refuse_other
 from fxquant.graph.lowering import unlower
 from fxquant.graph.own import copy_model
 from fxquant.graph.region import Stage, regions, runner_of, stage_of
-from fxquant.tables.present import as_group, as_text, new_table, table_as_html
+from fxquant.tables.present import Shown, new_table
 
 if TYPE_CHECKING:
-    from rich.console import Group
     from rich.table import Table
 
 _COLUMNS = ("engine", "ms", "10% .. 90%", "speed-up", "size, MiB", "peak memory, MiB")
@@ -51,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Benchmark:
+class Benchmark(Shown):
     """The rows, fastest last measured together; printing it shows a table."""
 
     rows: tuple[Row, ...]
@@ -97,21 +95,13 @@ class Benchmark:
         """Return all numbers, plain."""
         return {"threads": self.threads, "rows": [asdict(row) for row in self.rows]}
 
-    def _parts(self) -> list[Table | str]:
+    def parts(self) -> list[Table | str]:
+        """Return the table, what its columns mean, and what to do about a model slower than float."""
         return [self.table(), _MEANING, *([self.advice()] if self.advice() else [])]
-
-    def __str__(self) -> str:
-        return as_text(*self._parts())
-
-    def _repr_html_(self) -> str:
-        return table_as_html(self.table()) + "".join(f"<p>{html.escape(str(line))}</p>" for line in self._parts()[1:])
 
     def __repr__(self) -> str:
         """One line, since `benchmark` prints the table."""
         return "Benchmark(" + ", ".join(f"{row.name}: {row.timing.median:.3g} ms" for row in self.rows) + ")"
-
-    def __rich__(self) -> Group:
-        return as_group(*self._parts())
 
 
 def _named(engines: Iterable[Engine | str]) -> tuple[Engine, ...]:

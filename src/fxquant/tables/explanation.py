@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -13,10 +12,9 @@ from fxquant.errors import ConfigError
 from fxquant.graph.notes import Status
 from fxquant.graph.tree import Left
 from fxquant.ops.table import OPS
-from fxquant.tables.present import as_group, as_html, as_text, new_table
+from fxquant.tables.present import Shown, new_table
 
 if TYPE_CHECKING:
-    from rich.console import Group
     from rich.table import Table
 
 _SHORT = 24  # a part of a reason up to here is repeated
@@ -48,7 +46,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
+class Explanation(Shown):
     """The rows of all regions, and the modules outside of them; printing it shows tables.
 
     `left` are modules that stay in float, each with the reason, the line of code and a hint. `opaque` counts the
@@ -141,20 +139,10 @@ class Explanation:
         rows, left = [asdict(row) for row in self.rows], [asdict(each) for each in self.left]
         return {"summary": self.summary(), "int8_share": self.int8_share, "rows": rows, "left": left}
 
-    def _parts(self) -> list[Table | str]:
+    def parts(self) -> list[Table | str]:
+        """Return the table with its notes, what was left in float, and remarks on regions."""
         remarks = [f"{path or '<root>'}: {text}" for path, text in self.remarks]
         return [self.table(), *self._shown(None)[2], *([self.left_table()] if self.left else []), *remarks]
-
-    def _repr_html_(self) -> str:
-        rows, columns, notes = self._shown(None)
-        left = as_html(_LEFT, _LEFT_COLUMNS, map(_left_cells, self.left)) if self.left else ""
-        return as_html(self.summary(), columns, rows) + "".join(f"<p>{html.escape(n)}</p>" for n in notes) + left
-
-    def __str__(self) -> str:
-        return as_text(*self._parts())
-
-    def __rich__(self) -> Group:
-        return as_group(*self._parts())
 
 
 def _place(row: Row) -> str:

@@ -13,7 +13,7 @@ import html
 import io
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -21,6 +21,33 @@ if TYPE_CHECKING:
 
 _NO_TERMINAL = 160  # columns, in files and pipes
 _LEAST = 18  # columns, for text that wraps
+
+
+class Shown:
+    """What a call gives, shown in a terminal, by rich and in a notebook alike: tables and lines, in order.
+
+    Columns named in `spare` give way in a narrow terminal.
+    """
+
+    __slots__ = ()
+    spare: ClassVar[tuple[str, ...]] = ()
+
+    def parts(self) -> Sequence[Table | str]:
+        """Return the tables and lines."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return as_text(*self.parts(), spare=self.spare)
+
+    def __rich__(self) -> Group:
+        from rich.console import Group
+
+        return Group(*self.parts())
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<p>{html.escape(part)}</p>\n" if isinstance(part, str) else _table_as_html(part) for part in self.parts()
+        )
 
 
 def new_table(title: str, columns: Sequence[str], *, whole: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
@@ -109,25 +136,13 @@ def _untitled(part: Table | str) -> Table | str:
     return made
 
 
-def as_group(*parts: Table | str) -> Group:
-    """The same for a rich console."""
-    from rich.console import Group
-
-    return Group(*parts)
-
-
-def as_html(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return an HTML table for notebooks and pages. All text is escaped."""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+def _table_as_html(table: Table) -> str:
+    """Return a table for notebooks. All text is escaped."""
+    head = "".join(f"<th>{html.escape(str(column.header))}</th>" for column in table.columns)
+    rows = zip(*(column.cells for column in table.columns), strict=True)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(value))}</td>" for value in row) + "</tr>\n" for row in rows)
-    caption = f"<caption>{html.escape(title)}</caption>" if title else ""
+    caption = f"<caption>{html.escape(str(table.title))}</caption>" if table.title else ""
     return f"<table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
-
-
-def table_as_html(table: Table) -> str:
-    """Return a rich table for notebooks."""
-    columns = [str(column.header) for column in table.columns]
-    return as_html(str(table.title or ""), columns, zip(*(column.cells for column in table.columns), strict=True))
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

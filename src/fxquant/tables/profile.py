@@ -19,7 +19,7 @@ from fxquant.engines.native.steps import Steps
 from fxquant.errors import StageError
 from fxquant.graph.given import refuse_other
 from fxquant.graph.region import regions, runner_of
-from fxquant.tables.present import as_text, new_table, table_as_html
+from fxquant.tables.present import Shown, new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +45,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
+class Profile(Shown):
     """The rows, slowest first, for one sample on one thread; printing it shows a table."""
 
     rows: tuple[Row, ...]
@@ -77,14 +77,9 @@ class Profile:
             table.add_row(row.kernel, str(row.count), f"{row.milliseconds:.3f}", f"{row.share:.1%}", *rate)
         return table
 
-    def __str__(self) -> str:
-        return as_text(self.table())
-
-    def _repr_html_(self) -> str:
-        return table_as_html(self.table())
-
-    def __rich__(self) -> Table:
-        return self.table()
+    def parts(self) -> tuple[Table]:
+        """Return the table."""
+        return (self.table(),)
 
 
 def profile(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fxquant.tables.present import as_text, new_table, table_as_html
+from fxquant.tables.present import Shown, new_table
 from fxquant.tuning.trial import Trial
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _COLUMNS = ("trial", "plan", "score", "drop", "passed", "time", "size", "seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TuneResult:
+class TuneResult(Shown):
     """The model that was found, its trial, and all trials in their order; printing it shows a table.
 
     `passed` says whether it is within the tolerance. If no trial was, `model` is the most accurate one.
@@ -60,11 +60,6 @@ class TuneResult:
             table.add_row(str(number), str(trial.plan), *values, f"{trial.seconds:.2f}")
         return table
 
-    def __str__(self) -> str:
-        return as_text(self.table())
-
-    def _repr_html_(self) -> str:
-        return table_as_html(self.table())
-
-    def __rich__(self) -> Table:
-        return self.table()
+    def parts(self) -> tuple[Table]:
+        """Return the table."""
+        return (self.table(),)

@@ -35,7 +35,7 @@ from fxquant.numerics.switches import Switched
 from fxquant.quantize_fx import freeze, prepare_fx
 from fxquant.tables.explain import explain
 from fxquant.tables.explanation import Explanation
-from fxquant.tables.present import as_csv, as_text, new_table, table_as_html
+from fxquant.tables.present import Shown, as_csv, new_table
 from fxquant.targets import by_name
 from fxquant.tuning.judge import read_score
 from fxquant.tuning.trial import AnyEngine
@@ -59,7 +59,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sensitivity:
+class Sensitivity(Shown):
     """The rows, worst first; printing it shows a table. `quantized` is the value with all tensors quantized."""
 
     rows: tuple[Row, ...]
@@ -96,14 +96,9 @@ class Sensitivity:
             table.add_row(row.site, row.what, ", ".join(row.ops), row.spec, *values)
         return table
 
-    def __str__(self) -> str:
-        return as_text(self.table())
-
-    def _repr_html_(self) -> str:
-        return table_as_html(self.table())
-
-    def __rich__(self) -> Table:
-        return self.table()
+    def parts(self) -> tuple[Table]:
+        """Return the table."""
+        return (self.table(),)
 
 
 def sensitivity(
