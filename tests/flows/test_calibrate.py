@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 import torch
@@ -144,3 +145,31 @@ def test_a_forward_that_yields_is_run_to_its_end() -> None:
     with torch.no_grad():
         for expected, found in zip(model(x), quantized(x), strict=True):
             assert sqnr_db(expected, found) > 15
+
+
+class Sums(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 2), 0
+
+    def forward(self, *given: Tensor) -> Tensor:
+        self.calls += 1
+        return sum((self.layer(each) for each in given), torch.zeros(()))
+
+
+class ByPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, y: Tensor, /) -> Tensor:
+        return cast(Tensor, self.layer(x) * self.layer(y))
+
+
+@pytest.mark.parametrize("labels", [(), (torch.tensor([1, 0]),)])
+def test_forwards_that_take_what_they_get_are_given_all_they_run_with(labels: tuple[Tensor, ...]) -> None:
+    for made, count in ((Sums(), 3), (ByPlace(), 2)):
+        given = [torch.randn(2, 4) for _ in range(count)]
+        quantized = fq.quantize(made.eval(), [(*given, *labels)], engine="reference", precision="int8")
+        assert getattr(made, "calls", 0) == 0  # trying leaves no trace
+        assert torch.allclose(quantized(*given), made(*given), atol=0.3)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from fxquant.numerics.observers.watcher import Watcher
 from fxquant.progress import following
 
 T = TypeVar("T")
+log = logging.getLogger("fxquant")
 
 
 def calibrate(
@@ -135,7 +137,10 @@ def peek(data: Iterable[T]) -> tuple[T, Iterable[T]]:
 
 
 def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dict[str, object] | None]:
-    """Example inputs from a batch: a tuple gives as many arguments as forward has without a default (labels go)."""
+    """Example inputs from a batch: a tuple gives as many arguments as forward has without a default (labels go).
+
+    A forward with `*args` gets as many as it runs with.
+    """
     parameters = inspect.signature(model.forward).parameters
     if isinstance(batch, np.ndarray):
         raise CalibrationError("a batch is a numpy array. Give tensors: torch.from_numpy(batch).")
@@ -149,6 +154,22 @@ def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dic
             )
         return (), named
     if isinstance(batch, (tuple, list)):
-        needed = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-        return tuple(batch[: max(1, len(needed))]), None
+        by_place = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        needed = max(1, sum(p.default is p.empty for p in by_place))
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+            needed = _most_taken(model, batch, needed)
+        return tuple(batch[:needed]), None
     return (batch,), None
+
+
+def _most_taken(model: nn.Module, batch: Sequence[object], least: int) -> int:
+    """Tell how many values of a batch a forward with `*args` runs with: all of them, or fewer where it fails."""
+    for count in range(len(batch), least, -1):
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), left_as_it_was(model):
+                model(*batch[:count])
+        except Exception as error:
+            log.debug("forward does not take %d values of a batch: %s", count, error)
+        else:
+            return count
+    return least
