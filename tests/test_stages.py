@@ -1,9 +1,9 @@
-"""What was trained or calibrated, `freeze`, the converted graph and its engine compute the same.
+"""What was trained or calibrated, `freeze`, the converted graph and its engines compute the same.
 
 Measured in steps of an 8-bit grid over each output, at the element that differs most: 0.01 from the trained model to
-the frozen one and to the QDQ graph, which are the same arithmetic, and 1 to oneDNN. Machine code rounds after one
-multiplication in float32, so that a few values go to the next step of a tensor in between, and what follows may enlarge
-that: there it is 5, and a third as a root mean square.
+the frozen one and to the QDQ graph, which are the same arithmetic, and 1 to oneDNN and to machine code. Where machine
+code looks smooth activations up in tables, which are off by a twentieth of a step at most, a few values go to the next
+step of a tensor in between, and what follows may enlarge that: there it is 2, and a third as a root mean square.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ def prepare(model: nn.Module, args: Any, kwargs: Any, training: bool) -> nn.Modu
     return prepared.eval()
 
 
+SMOOTH = (nn.ELU, nn.GELU, nn.Mish, nn.Sigmoid, nn.SiLU, nn.Tanh)
 MODELS: dict[str, Any] = {**{name: entry.build for name, entry in ZOO.items()}, "yolo_nas": YoloNas}
 
 
@@ -130,4 +131,5 @@ def test_stages_agree(name: str, training: bool) -> None:
     assert differ(call(fq.convert_fx(prepared, engine="reference"), args, kwargs), frozen) < 0.01
     assert differ(call(fq.convert_fx(prepared, engine="onednn"), args, kwargs), frozen) < 1.0
     found = call(fq.convert_fx(prepared), args, kwargs)
-    assert differ(found, frozen) < 5.0 and differ_in_the_mean(found, frozen) < 1 / 3
+    looks_up = any(isinstance(each, SMOOTH) for each in prepared.modules())
+    assert differ(found, frozen) < (2.0 if looks_up else 1.0) and differ_in_the_mean(found, frozen) < 1 / 3

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import fx
 
 from fxquant.engines.native.activations import SMOOTH, Act, fit
-from fxquant.engines.native.finish import Finish, header
+from fxquant.engines.native.finish import MOST_MAGIC, Finish, header
 from fxquant.engines.native.groups import Group
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
@@ -117,7 +117,7 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid
     lift -= 0.0 if other is None or other.grid is None else rest * other.grid.zero
     sums = np.abs(made.weight.astype(np.int64)).sum((1, 2, 3)) * 255
     largest = ((sums * np.abs(scale) + np.abs(bias)).max() + 255 * rest * unit) / min(unit, grid.scale) + abs(lift)
-    magic = bool(sums.max() < 2**22 and scale.max() / grid.scale < 0.02)
+    magic = bool(sums.max() < MOST_MAGIC and scale.max() / grid.scale < 0.02)
     spec = Finish(
         out="u8",
         other="" if other is None else "u8",
@@ -140,7 +140,7 @@ def _per_channel(made: Numbers, other: View | None, grid: Grid, act: Act | None,
     unit = np.array(grid.channels)
     sums = np.abs(made.weight.astype(np.int64)).sum((1, 2, 3)) * 255
     largest = ((sums * np.abs(made.scale) + np.abs(made.bias)) / unit).max()
-    magic = bool(sums.max() < 2**22 and (made.scale / unit).max() < 0.02)
+    magic = bool(sums.max() < MOST_MAGIC and (made.scale / unit).max() < 0.02)
     spec = Finish(low=limits[0], high=limits[1], magic=magic, bounded=bool(largest > _LARGEST))
     return Ending(spec=spec, header=header(), scale=made.scale / unit, bias=made.bias / unit + grid.zero)
 

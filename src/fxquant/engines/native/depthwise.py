@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, affine_block, finish, load_affine
+from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, affine_rows, finish, load_affine, load_starts
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.vector import Kernel, order, pack_quads
@@ -149,6 +149,7 @@ def _channels(k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, st
     for size in dict.fromkeys(widths):
         count, shared = widths.count(size), strips(spec, size, k.machine)
         weight_size = len(plan.variants) * 4 * size * shared * k.machine.weight_bytes
+        param_size = 4 * spec.finish.rows * size * shared
         starts = (done, weights_at, params_at)
 
         def block(
@@ -156,19 +157,20 @@ def _channels(k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, st
             size: int = size,
             shared: int = shared,
             weight_size: int = weight_size,
+            param_size: int = param_size,
             starts: tuple[int, int, int] = starts,
         ) -> None:
             x = k.step(k.at(bases[0], starts[0]), index, size)
             out = k.step(k.at(bases[1], starts[0] * out_bytes), index, size * out_bytes)
             other = k.step(k.at(bases[2], starts[0] * other_bytes), index, size * other_bytes) if bases[2] else ""
             weights = k.step(k.at("%weights", starts[1]), index, weight_size)
-            params = k.step(k.at("%params", starts[2]), index, 8 * size * shared)
+            params = k.step(k.at("%params", starts[2]), index, param_size)
             _columns(k, spec, plan, (x, out, other), (weights, params), (size, shared))
 
         k.each(0, count, block)
         done += count * size
         weights_at += count * weight_size
-        params_at += count * 8 * size * shared
+        params_at += count * param_size
 
 
 def _columns(
@@ -205,7 +207,7 @@ def _tile(
     weights, params = fixed
     size = sizes[0] * sizes[1]
     weight_size = size * k.machine.weight_bytes
-    sums = [[spec.finish.start] * 4 for _ in range(ty * tx)]
+    sums = [load_starts(k, spec.finish, params, 4, size)] * (ty * tx)
     load = _Loader(k, spec, bases[0], sizes)
     for quad, uses in zip(plan.quads, plan.uses, strict=True):
         if not uses:
@@ -308,5 +310,6 @@ def pack_affine(
     scale: NDArray[np.float64], bias: NDArray[np.float64], spec: Depthwise, machine: Machine
 ) -> NDArray[np.uint8]:
     """Scales and biases of all channels as the kernel reads them behind the header."""
-    blocks = [channels.reshape(-1) for channels in _blocks(spec, machine)]
-    return np.concatenate([affine_block(scale[c], bias[c], spec.finish.magic) for c in blocks]).view(np.uint8)
+    rows = affine_rows(scale, bias, spec.finish.magic)
+    blocks = [rows[:, channels.reshape(-1)].reshape(-1) for channels in _blocks(spec, machine)]
+    return np.concatenate(blocks).view(np.uint8)

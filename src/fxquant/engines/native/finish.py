@@ -8,6 +8,10 @@
 
 Everything but the shape of the code is read through pointers: a header that all channels share, then scales and biases
 in the order of the vectors.
+
+Sums that begin at MAGIC's bits are floats already, which saves an instruction. The bias takes back MAGIC times the
+scale, a number so large that as a float it may be off by a hundredth of a step. So each channel begins some whole
+number further, with the one that leaves its bias closest to a float; the next scales are tried where none is close.
 """
 
 from __future__ import annotations
@@ -19,12 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxquant.engines.native.activations import TABLE_BYTES, Act, apply, apply_table
-from fxquant.engines.native.vector import MAGIC, MAGIC_BITS, Kernel, parts
+from fxquant.engines.native.vector import MAGIC, Kernel, parts
 from fxquant.engines.native.words import apply_words
 
 _OTHER, _SCALE, _ZERO, _TABLE = 0, 64, 128, 192
 HEADER_BYTES = _TABLE + TABLE_BYTES
 _LARGEST = float(2**30)
+_STARTS = 2**16 * np.arange(16)  # whole numbers, beyond MAGIC, of which each channel's sums begin with one
+MOST_MAGIC = 2**22 - 2**20  # sums of this size stay floats of the same exponent
+_MOVES = (0, 1, -1, 2, -2, 3, -3, 4, -4)  # of a scale, in units of its last place
+_EXACT = 1e-4  # steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +40,7 @@ class Finish:
     """What is done with sums. `other` is the dtype of a tensor to add. `table` says that the activation is a table.
 
     `words`: it is one of words.
-    `magic`: sums start at MAGIC's bits, so that they are floats already; they and the scales have to be small.
+    `magic`: sums start near MAGIC's bits, so that they are floats already; they and the scales have to be small.
     `bounded`: values may lie beyond what int32 holds and are cut first.
     """
 
@@ -47,9 +55,9 @@ class Finish:
     bounded: bool = False
 
     @property
-    def start(self) -> str:
-        """The first value of a sum."""
-        return f"splat (i32 {MAGIC_BITS})" if self.magic else "zeroinitializer"
+    def rows(self) -> int:
+        """How many numbers a channel has in `params`: scale, bias, and where its sums start."""
+        return 3 if self.magic else 2
 
     @property
     def out_bytes(self) -> int:
@@ -71,6 +79,13 @@ def load_affine(k: Kernel, params: str, vectors: int, width: int) -> tuple[list[
     type_ = f"<{width // 4} x float>"
     both = [k.load(type_, k.at(params, width * index), width) for index in range(2 * vectors)]
     return both[:vectors], both[vectors:]
+
+
+def load_starts(k: Kernel, spec: Finish, params: str, vectors: int, width: int) -> list[str]:
+    """Return the first values of the sums of a block of channels."""
+    if not spec.magic:
+        return ["zeroinitializer"] * vectors
+    return [k.load(f"<{width // 4} x i32>", k.at(params, width * (2 * vectors + v)), width) for v in range(vectors)]
 
 
 def finish(
@@ -196,9 +211,23 @@ def header(
     return np.concatenate((start, np.zeros(TABLE_BYTES // 4, np.float32) if table is None else table))
 
 
-def affine_block(scale: NDArray[np.float64], bias: NDArray[np.float64], magic: bool) -> NDArray[np.float32]:
-    """Scales, then biases, of one block in the order of its vectors."""
-    rounded = scale.astype(np.float32)
-    if magic:
-        bias = bias - MAGIC * rounded.astype(np.float64)
-    return np.concatenate((rounded, bias.astype(np.float32)))
+def affine_rows(scale: NDArray[np.float64], bias: NDArray[np.float64], magic: bool) -> NDArray[np.float32]:
+    """Scales and biases of all channels; with `magic`, where their sums start, too."""
+    if not magic:
+        return np.stack((scale, bias)).astype(np.float32)
+    nearest = scale.astype(np.float32)
+    rows, off = np.zeros((3, len(scale))), np.full(len(scale), np.inf)
+    for move in _MOVES:
+        left = np.flatnonzero((off > _EXACT) & ((scale > 0) | (move == 0)))
+        if not len(left):
+            break
+        tried = (nearest[left].view(np.int32) + np.int32(move)).view(np.float32).astype(np.float64)
+        exact = bias[left] - (MAGIC + _STARTS[:, None]) * tried
+        rounding = np.abs(exact.astype(np.float32) - exact)
+        best = rounding.argmin(0), np.arange(len(left))
+        steps = 256 + np.abs(bias[left])  # as large as the output gets
+        missed = rounding[best] + steps * np.abs(tried - scale[left]) / np.maximum(scale[left], 1e-300)
+        better = missed < off[left]
+        made = np.stack((tried, exact[best], MAGIC + _STARTS[best[0]]))
+        rows[:, left[better]], off[left[better]] = made[:, better], missed[better]
+    return rows.astype(np.float32)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, finish, load_affine
+from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, finish, load_affine, load_starts
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.vector import Kernel
@@ -254,7 +254,8 @@ def _row(k: Kernel, spec: Gemm, vectors: int, block: _Block, width: int) -> None
 def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> None:
     machine, taps = k.machine, spec.taps
     run_size = taps.quads * vectors * machine.width * machine.weight_bytes
-    carries = [Carry(type=f"<{machine.floats} x i32>", start=spec.finish.start)] * (pixels * vectors)
+    starts = load_starts(k, spec.finish, block.params, vectors, machine.width)
+    carries = [Carry(type=f"<{machine.floats} x i32>", start=start) for start in starts] * pixels
     if not spec.listed:
         carries.append(Carry(type="ptr", start=block.asked))
     sums = [carry.start for carry in carries]
@@ -353,7 +354,7 @@ def _steps(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry
 
 
 def _param_bytes(spec: Gemm, vectors: int, machine: Machine) -> int:
-    return 2 * vectors * machine.width + (OFFSET_BYTES if spec.moved else 0)
+    return spec.finish.rows * vectors * machine.width + (OFFSET_BYTES if spec.moved else 0)
 
 
 @functools.lru_cache(maxsize=1024)

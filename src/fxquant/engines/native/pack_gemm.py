@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fxquant.engines.native.finish import affine_block
+from fxquant.engines.native.finish import affine_rows
 from fxquant.engines.native.gemm import ENTRY_BYTES, OFFSET_BYTES, Gemm
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.pairing import NONE, WINDOW, find_steps
@@ -86,6 +86,7 @@ def pack_affine(
     scale: NDArray[np.float64], bias: NDArray[np.float64], spec: Gemm, machine: Machine, offsets: list[int] | None
 ) -> NDArray[np.uint8]:
     """Scales and biases of all channels, which lie behind the header; `offsets` are of moved blocks."""
+    rows = affine_rows(scale, bias, spec.finish.magic)
     found, first = [], 0
     for index, vectors in enumerate(spec.blocks):
         channels = first + _order(spec, vectors, machine)
@@ -93,7 +94,7 @@ def pack_affine(
             place = np.zeros(OFFSET_BYTES // 8, np.int64)
             place[0] = offsets[index]
             found.append(place.view(np.uint8))
-        found.append(affine_block(scale[channels], bias[channels], spec.finish.magic).view(np.uint8))
+        found.append(rows[:, channels].reshape(-1).view(np.uint8))
         first += vectors * machine.floats
     return np.concatenate(found)
 
