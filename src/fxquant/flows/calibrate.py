@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.errors import CalibrationError, StageError
+from fxquant.flows.name_batch import naming_batch
 from fxquant.graph.first_call import Waiting, begin
 from fxquant.graph.given import refuse_other
 from fxquant.graph.region import Region, Stage, regions, stage_of
@@ -66,10 +67,11 @@ def calibrate(
         merging_over_ranks([*observers, *watchers]),
     ):
         for batch in following(data, "calibrating", wanted=progress, most=num_batches):
-            made = run_batch(prepared, batch)
-            if isinstance(made, Iterator):  # a forward with `yield` runs as it is asked
-                deque(made, maxlen=0)
             count += 1
+            with naming_batch(count, batch, prepared):
+                made = run_batch(prepared, batch)
+                if isinstance(made, Iterator):  # a forward with `yield` runs as it is asked
+                    deque(made, maxlen=0)
     if not count and stages and not any(observer.seen for observer in observers):
         raise CalibrationError("the calibration data has no batches. Give at least one; about 100 images is usual.")
     return prepared

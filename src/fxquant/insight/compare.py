@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxquant.errors import CalibrationError
 from fxquant.flows.calibrate import peek, run_batch
+from fxquant.flows.name_batch import naming_batch
 from fxquant.graph.lowering import reference_graph
 from fxquant.graph.notes import decision_of
 from fxquant.graph.region import regions
@@ -58,10 +59,12 @@ def compare_sides(sides: Sides, data: Iterable[object]) -> Comparison:
     count = 0
     with torch.no_grad(), recording(sides.twin, sides.reference, record):
         for each in data:
-            record.floats.clear()
-            wanted = run_batch(sides.twin, each)
-            add_outputs(outputs, wanted, run_batch(sides.reference, each))
             count += 1
+            record.floats.clear()
+            with naming_batch(count, each, sides.twin):
+                wanted = run_batch(sides.twin, each)
+                found = run_batch(sides.reference, each)
+            add_outputs(outputs, wanted, found)
     if not count:
         raise CalibrationError("compare got no batches.")
     return Comparison(

@@ -1,0 +1,59 @@
+"""A batch that a model does not take, by its number, its shapes and the module at which it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+
+from torch import Tensor, fx, nn
+
+from fxquant.errors import CalibrationError, FxQuantError
+
+_LONG = 400  # characters of torch's own message: it may list every signature of an op
+
+
+@contextmanager
+def naming_batch(number: int, batch: object, model: nn.Module) -> Iterator[None]:
+    """Say of an error of torch, or of the model's own code, which batch it was raised for; the first is number 1."""
+    try:
+        yield
+    except (FxQuantError, MemoryError):  # the first kind says what is wrong by itself
+        raise
+    except Exception as error:
+        raise CalibrationError(
+            f"batch {number}, {_shapes(batch)}, fails{_module(error.__traceback__, model)}: {_message(error)} "
+            "Give batches that the float model takes, with the shapes and dtypes of its example inputs."
+        ) from error
+
+
+def _shapes(batch: object) -> str:
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} {tuple(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key}: {_shapes(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, (tuple, list)):
+        return "(" + ", ".join(map(_shapes, batch)) + ")"
+    return f"{'an' if type(batch).__name__[0] in 'aeio' else 'a'} {type(batch).__name__}"
+
+
+def _module(trace: TracebackType | None, model: nn.Module) -> str:
+    """Return " at module 'x.y' (Class)" for the innermost module, or call of a graph, that the error went through."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = ""
+    while trace is not None:
+        known = trace.tb_frame.f_locals
+        module, node = known.get("self"), known.get("n")
+        if isinstance(node, fx.Node) and node.op != "call_module":
+            found = f" at {node.name!r}"
+        elif isinstance(module, nn.Module) and paths.get(id(module)):
+            found = f" at module {paths[id(module)]!r} ({module.__class__.__name__})"
+        trace = trace.tb_next
+    return found
+
+
+def _message(error: Exception) -> str:
+    """What it says, without what torch.fx adds about the graph."""
+    text = " ".join(str(error).partition("While executing %")[0].split()) or type(error).__name__
+    text = text if len(text) < _LONG else f"{text[:_LONG]} ..."
+    return text if text[-1] in ".!?" else f"{text}."
