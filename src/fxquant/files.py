@@ -36,11 +36,27 @@ def replacing(path: str | os.PathLike[str], error: type[FxQuantError]) -> Iterat
             part.replace(target)
         sync(target.parent)
     except OSError as failure:
-        reason = failure.strerror or str(failure)
-        raise error(
-            f"cannot write {str(path)!r}: {reason}. What was there before is as it was. Give a path that can be "
-            "written, on a disk with room for it."
-        ) from failure
+        raise error(f"{_refused(path, failure)} What was there before is as it was. {_NEXT}") from failure
+
+
+def refuse_unwritable(path: str | os.PathLike[str], error: type[FxQuantError]) -> None:
+    """Raise if a file cannot be written there, before the work whose result it is to hold."""
+    target = Path(os.path.realpath(path))
+    try:
+        if target.is_dir():
+            raise IsADirectoryError("it is a directory")
+        if not target.exists() or target.is_file():
+            with _part_of(target):
+                pass
+    except OSError as failure:
+        raise error(f"{_refused(path, failure)} {_NEXT}") from failure
+
+
+_NEXT = "Give a path that can be written, on a disk with room for it."
+
+
+def _refused(path: str | os.PathLike[str], failure: OSError) -> str:
+    return f"cannot write {str(path)!r}: {failure.strerror or failure}."
 
 
 @contextlib.contextmanager

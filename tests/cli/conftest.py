@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "cli_models.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "cli_models", raising=False)  # that of another test's directory
     import cli_models  # type: ignore[import-not-found]
 
     fq.save(fq.quantize(cli_models.net(), cli_models.batches(), engine="reference"), "net.fq")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 import fxquant as fq
 from cli.command import run
 from fxquant.cli import app
+from fxquant.cli.options import print_json
 
 
 def test_the_commands(net: str, tmp_path: Path) -> None:
@@ -42,6 +44,7 @@ def test_an_error_is_one_line(net: str) -> None:
         ["bench", net, "--model", "nosuch:net"],
         ["bench", net, "--data", "cli_models:nothing"],
         ["export", net, "net.onnx", "--data", "cli_models:nothing"],
+        ["show", "target", net],
     ):
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 1
@@ -73,7 +76,7 @@ def test_an_error_of_the_users_code_is_one_line_too(net: str) -> None:
     words = ["compare", net, "--model", "cli_models:net", "--data", "cli_models:broken"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 1
-    assert result.stderr == "fxquant: RuntimeError: no luck (--debug shows where)\n"
+    assert result.stderr == "fxquant: RuntimeError at cli_models.py:25 in broken: no luck (--debug shows more)\n"
     assert isinstance(CliRunner().invoke(app, [*words, "--debug"]).exception, RuntimeError)
     assert CliRunner().invoke(app, ["bench"]).exit_code == 2
     assert "nosuch.fq" in CliRunner().invoke(app, ["check", "nosuch.fq"]).stderr
@@ -89,3 +92,34 @@ def test_an_error_of_the_users_code_is_one_line_too(net: str) -> None:
 def test_a_function_that_returns_nothing_is_named(net: str, words: list[str], told: str) -> None:
     result = CliRunner().invoke(app, ["compare", net, *words])
     assert result.exit_code == 1 and told in result.stderr
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fxquant.config_file.command
+    import fxquant.html_report.report
+    import fxquant.tuning.tune
+
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the work began")
+
+    monkeypatch.setattr(fxquant.config_file.command, "quantize", never)
+    monkeypatch.setattr(fxquant.html_report.report, "set_side_by_side", never)
+    monkeypatch.setattr(fxquant.tuning.tune, "tune", never)
+    model, data = ["--model", "cli_models:net"], ["--data", "cli_models:batches"]
+    Path("file").write_text("")
+    Path("folder.fq").mkdir()
+    for words in (
+        ["quantize", *model, "--calibration", "cli_models:batches", "--output", "file/net.fq"],
+        ["quantize", *model, "--calibration", "cli_models:batches", "--output", "folder.fq"],
+        ["tune", *model, *data, "--evaluate", "cli_models:score", "--output", "nowhere/net.fq"],
+        ["report", net, *model, *data, "--output", "nowhere/page.html"],
+    ):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 1 and result.stderr.startswith("fxquant: cannot "), result.stderr
+
+
+def test_json_has_the_rows_asked_for_and_no_nan(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(run("show", "model", net, "--only", "float", "--json"))["rows"]
+    assert rows and {row["status"] for row in rows} == {"float"}
+    print_json({"sqnr": [math.inf, math.nan, 0.1 + 0.2]})
+    assert json.loads(capsys.readouterr().out) == {"sqnr": [None, None, 0.1 + 0.2]}

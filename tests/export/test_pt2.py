@@ -37,6 +37,8 @@ def test_keyword_arguments_and_bad_paths(tmp_path: Path) -> None:
     loaded = torch.export.load(fq.export_pt2(model, tmp_path / "m.pt2", {"x": x})).module()
     with torch.no_grad():
         assert torch.equal(loaded(x, 1.0), model(x))
+    with pytest.raises(fq.ConfigError, match=r"fails on the example inputs: .* Pass others\.$"):
+        fq.export_pt2(model, tmp_path / "m.pt2", x[:, :2])
     with pytest.raises(fq.ConfigError, match="no directory"):
         fq.export_pt2(model, tmp_path / "none" / "m.pt2", x)
     with pytest.raises(fq.StageError, match="needs a converted model"):

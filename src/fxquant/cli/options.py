@@ -50,7 +50,19 @@ def one_line(debug: bool) -> Iterator[None]:
         if debug:
             raise
         text = " ".join(str(error).split()) or "no message"
-        _fail(f"{type(error).__name__}: {text} (--debug shows where)")
+        _fail(f"{type(error).__name__}{_line_of(error)}: {text} (--debug shows more)")
+
+
+def _line_of(error: Exception) -> str:
+    """Return " at file.py:12 in function", for the innermost line below the current directory; "" if there is none."""
+    import traceback
+
+    from fxquant.capture.source_lines import is_users
+
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if is_users(each.filename)]
+    here = [each for each in frames if Path.cwd() in Path(each.filename).parents]
+    own = [each for each in here if "site-packages" not in each.filename]
+    return f" at {Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
 
 
 def _fail(text: str) -> None:
@@ -73,7 +85,9 @@ def print_result(result: _Result, as_json: bool) -> None:
 def print_json(value: object) -> None:
     import json
 
-    typer.echo(json.dumps(value, indent=1))
+    from fxquant.tables.present import finite
+
+    typer.echo(json.dumps(finite(value), indent=1, allow_nan=False))
 
 
 def load_model(path: Path, model: str | None) -> nn.Module:

@@ -52,15 +52,20 @@ def show_model(
 ) -> None:
     """Print what runs in int8 and what in float, and why."""
     with one_line(debug):
+        from dataclasses import asdict
+
         from fxquant.tables.explain import explain
         from fxquant.tables.present import as_text
 
         account = explain(load_model(path, model))
         table = account.table(only=only)
-    if only is not None and not as_json:
+    if as_json:
+        told = account.to_dict()
+        print_json({**told, "rows": [asdict(row) for row in account if only in (None, row.status)]})
+    elif only is not None:
         typer.echo(as_text(table) if table.row_count else f"no op is {only}: {account.summary()}")
     else:
-        print_result(account, as_json)
+        typer.echo(str(account))
 
 
 def bench(

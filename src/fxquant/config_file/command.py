@@ -13,7 +13,7 @@ from fxquant.config_file.quantized_model import QuantizedModel
 from fxquant.config_file.read import read_conf
 from fxquant.config_file.template import template
 from fxquant.errors import ConfigError
-from fxquant.files import Json, replacing
+from fxquant.files import Json, refuse_unwritable, replacing
 from fxquant.insight.forecast import Forecast, forecast
 from fxquant.tables.explain import explain
 from fxquant.targets.file import find_target
@@ -37,6 +37,7 @@ def quantize_by_file(
     `calibration()` gives batches, `evaluate(model)` a score, `train(model)` trains it in place.
     """
     quantizer = Quantization(conf)
+    _place_for(output)
     quantizer.model = find_named(model, "--model")()
     if calibration is not None:
         quantizer.calib_dataloader = find_named(calibration, "--calibration")()
@@ -59,15 +60,25 @@ def quantize_by_default(
     if calibration is None:
         raise ConfigError("give --calibration package.module:function, which gives batches.")
     made, score = find_named(model, "--model")(), None if evaluate is None else find_named(evaluate, "--evaluate")
+    target = _place_for(output)
     quantized = quantize(made, find_named(calibration, "--calibration")(), engine=engine, progress=True)
-    target = output if output.suffix else output / MODEL_FILE
-    target.parent.mkdir(parents=True, exist_ok=True)
     told: Json = {"summary": explain(quantized).summary(), "saved": str(save(quantized, target))}
     if score is not None:
         values = {"float": made.eval(), "quantized": quantized}
         with torch.no_grad():
             told["accuracy"] = {name: float(read_score(score(each)).value) for name, each in values.items()}
     return told
+
+
+def _place_for(output: Path) -> Path:
+    """Return the file for a model, in a directory that is there now. What cannot be written is told before the work."""
+    target = output if output.suffix else output / MODEL_FILE
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the directory {str(target.parent)!r}: {error.strerror}.") from error
+    refuse_unwritable(target, ConfigError)
+    return target
 
 
 def forecast_by_name(model: str, target: str, shapes: list[str]) -> Forecast:

@@ -43,4 +43,17 @@ def export_program(
         hint = "Its batch size may be fixed; dynamic_batch=False keeps that of the example. " if dynamic_batch else ""
         if dynamic_shapes is not None:
             hint = "A size of dynamic_shapes may be fixed by the model; leave that out. "
+        _refuse_example(tree, args, kwargs, caller)
         raise failure(caller, error, tree, hint=hint) from error
+
+
+def _refuse_example(tree: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], caller: str) -> None:
+    """Raise if the model does not run on its example inputs at all: then it is not the export that fails."""
+    try:
+        with torch.no_grad():
+            tree(*args, **kwargs)
+    except Exception as error:
+        text = " ".join(str(error).partition("While executing %")[0].split()).rstrip(".") or type(error).__name__
+        raise ConfigError(
+            f"{caller}: the model itself fails on the example inputs: {text[:400]}. Pass others."
+        ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -252,14 +251,3 @@ def gather_account(quantized: nn.Module) -> Plain:
         "engines": sorted({engine_of(region) for _, region in regions(quantized)}),
         "remarks": [list(each) for each in account.remarks],
     }
-
-
-def finite(value: Any) -> Any:
-    """The same with None for what JSON has no number for, and numbers short."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(each) for each in value]
-    return value

@@ -19,12 +19,11 @@ import torch
 from torch import nn
 
 from fxquant.errors import CalibrationError, ConfigError, FxQuantError
-from fxquant.files import Json, replacing
+from fxquant.files import Json, refuse_unwritable, replacing
 from fxquant.flows.calibrate import check_data
 from fxquant.graph.region import Stage, regions, stage_of, user_class
 from fxquant.html_report.gather import (
     agreement,
-    finite,
     gather_account,
     gather_fixes,
     gather_graphs,
@@ -38,6 +37,7 @@ from fxquant.insight.fixes import Tried, try_fixes
 from fxquant.insight.sides import Sides, set_side_by_side
 from fxquant.progress import steps
 from fxquant.quantize_fx import convert_fx
+from fxquant.tables.present import finite
 
 _PACKAGES = ("fxquant", "torch", "numpy", "llvmlite", "onnxruntime", "openvino")
 _TRIED_ON = 2  # batches: each kernel that is tried runs them
@@ -103,6 +103,7 @@ def report(
         'net.html'
     """
     check_data(data)
+    refuse_unwritable(path, FxQuantError)
     for name, value in (("num_batches", num_batches - 1), ("most", most), ("seconds", seconds)):
         if value < 0:
             raise ConfigError(f"report: {name} is too small.")
@@ -121,7 +122,7 @@ def report(
     made["title"] = title or user_class(float_model).__name__
     made["made"] = _made_with()
     made["headlines"] = _headlines(made)
-    plain = finite(made)
+    plain = {key: finite(each, digits=6) for key, each in made.items()}
     target = Path(path)
     with replacing(target, FxQuantError) as part:
         part.write_text(render(plain), encoding="utf-8")

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import html
 import io
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -48,6 +49,17 @@ class Shown:
         return "".join(
             f"<p>{html.escape(part)}</p>\n" if isinstance(part, str) else _table_as_html(part) for part in self.parts()
         )
+
+
+def finite(value: object, *, digits: int = 17) -> object:
+    """The same with None for what JSON has no number for, and numbers of so many digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(each, digits=digits) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each, digits=digits) for each in value]
+    return value
 
 
 def new_table(title: str, columns: Sequence[str], *, whole: Sequence[str] = (), right: Sequence[str] = ()) -> Table:

@@ -22,7 +22,7 @@ from fxquant.config.read_yaml import read_yaml
 from fxquant.config.spec import Spec
 from fxquant.config.target import Target
 from fxquant.errors import ConfigError
-from fxquant.targets import by_name
+from fxquant.targets import TARGETS, by_name
 
 _Read = Callable[[Any, str], Any]
 
@@ -44,7 +44,11 @@ def load_target(path: str | os.PathLike[str]) -> Target:
 
 def find_target(name: str) -> Target:
     """Return a known target by its name, or one from the file of that name."""
-    return load_target(name) if name.endswith((".yaml", ".yml", ".json")) else by_name(name)
+    if name.endswith((".yaml", ".yml", ".json")):
+        return load_target(name)
+    if name not in TARGETS and os.path.exists(name):
+        raise ConfigError(f"target {name!r} is no known name. Files of targets have names that end in .yaml or .json.")
+    return by_name(name)
 
 
 def to_plain(value: object) -> object:

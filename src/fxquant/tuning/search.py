@@ -47,7 +47,8 @@ class Loop:
                     if self.limits.timeout == 0 and trial.passed:
                         return taken, "the first that passes"
                     if len(taken) >= self.limits.max_trials:
-                        return taken, f"{self.limits.max_trials} trials"
+                        most = self.limits.max_trials
+                        return taken, f"{most} trial{'s' * (most != 1)}"
                     if self.limits.timeout and self.clock() - start > self.limits.timeout:
                         return taken, f"{self.limits.timeout:g} seconds"
                     if generation.until_pass and trial.passed:
