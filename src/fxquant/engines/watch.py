@@ -15,6 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fxquant.engines.onednn.kernel_modules import Kernel
 from fxquant.graph.region import Region
+from fxquant.graph.standing import Standing
 from fxquant.numerics.grid import Grid
 
 _version = operator.attrgetter("_version")
@@ -45,6 +46,17 @@ class Watch:
         if list(map(Tensor.data_ptr, self.tensors)) != self.pointers:
             return False
         return all(module.training is training for module, training in self.modes)
+
+    def standing(self) -> Standing | None:
+        """Return the same as plain facts; None if there are some that nothing counts."""
+        if self.blind:
+            return None
+        modes = tuple((module.__dict__, "training", training) for module, training in self.modes)
+        return Standing(
+            places=(*zip(self.tables, self.names, self.tensors, strict=True), *modes),
+            pointers=tuple(zip(self.tensors, self.pointers, strict=True)),
+            versions=tuple(zip(self.counted, self.versions, strict=True)),
+        )
 
     def digest(self) -> int:
         """Return a checksum of all values, to tell in a copy whether it still has them."""

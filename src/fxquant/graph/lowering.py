@@ -22,6 +22,7 @@ from fxquant.errors import InputError
 from fxquant.graph.encode import EncodedGraph, decode_graph
 from fxquant.graph.paths import free_path
 from fxquant.graph.region import Region, Stage, lowering_of, set_lowering, stage_of
+from fxquant.graph.standing import Standing
 
 Steps = tuple[Tensor, tuple[Tensor, ...]]  # the outputs of all steps of a recurrent layer, and its final state
 
@@ -39,6 +40,9 @@ class Filler(Protocol):
 
     def keep_up(self, region: Region) -> None:
         """Make the graph again if the grids are not as they were."""
+
+    def standing(self) -> Standing | None:
+        """Return what `keep_up` looks at; None before it did."""
 
     def graph(self, region: Region) -> fx.Graph:
         """Make the QDQ graph with the numbers in it; as it is while some are not known."""
@@ -67,6 +71,10 @@ class Runner(abc.ABC):
     @abc.abstractmethod
     def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Return what the region returns for a call."""
+
+    def repeat(self, region: Region, args: tuple[object, ...]) -> object:
+        """Answer a call like an earlier one, if nothing has changed since then; NotImplemented for others."""
+        return NotImplemented
 
     @abc.abstractmethod
     def renew(self) -> None:

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from fxquant.errors import StageError
 from fxquant.graph.paths import find_module, get_attr
+from fxquant.graph.standing import Standing
 
 
 class ReadModules:
@@ -35,6 +36,9 @@ class ReadModules:
             return all(map(is_, map(getitem, self._tables, self._names), self._children))
         except KeyError:
             return False
+
+    def standing(self) -> Standing:
+        return Standing(places=tuple(zip(self._tables, self._names, self._children, strict=True)))
 
 
 def _way(region: nn.Module, path: str) -> Iterator[tuple[dict[str, nn.Module | None], str, nn.Module]]:

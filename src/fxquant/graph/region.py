@@ -163,6 +163,11 @@ class Region(fx.GraphModule):
         return self._run_lowered(lowering, args, kwargs)
 
     def _run_lowered(self, lowering: Lowering, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        runner = lowering.runner
+        if runner is not None and not kwargs and not torch.compiler.is_compiling():
+            found = runner.repeat(self, args)
+            if found is not NotImplemented:
+                return found
         if devices := torch_compat.autocasting():  # kernels know nothing of it, so that no op is to
             own = own_dtype(self.graph)
             with torch_compat.without_autocast(devices):

@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from operator import getitem, is_, methodcaller
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from fxquant.graph.standing import Standing
 
 _bytes = methodcaller("tobytes")
 _MOST_SHARED = 2**14  # bytes
@@ -39,8 +43,15 @@ class Seen:
             and list(map(_bytes, self.arrays)) == self.bytes
         )
 
+    def standing(self) -> Standing:
+        return Standing(
+            places=tuple(zip(self.tables, self.keys, self.tensors, strict=True)),
+            pointers=tuple(zip(self.tensors, self.pointers, strict=True)),
+            memory=tuple(zip(self.arrays, self.bytes, strict=True)),
+        )
 
-def _memory(tensor: Tensor) -> object:
+
+def _memory(tensor: Tensor) -> NDArray[np.uint8]:
     """A view of all that lies in a tensor's memory, which many grids share; of the tensor alone if that is much."""
     storage = tensor.untyped_storage()
     if storage.nbytes() > _MOST_SHARED:

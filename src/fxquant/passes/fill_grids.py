@@ -29,6 +29,7 @@ from fxquant.graph.notes import Decision, decision_of, note_of
 from fxquant.graph.paths import get_attr, join_path
 from fxquant.graph.read_modules import ReadModules
 from fxquant.graph.region import Region, Stage, lowering_of, regions, stage_of
+from fxquant.graph.standing import Standing
 from fxquant.numerics.grid import OFF, Grid, share_memory, why_off
 from fxquant.numerics.seen import Seen
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight
@@ -91,6 +92,11 @@ class Filled:
             return
         with self._lock:
             self._look(region)
+
+    def standing(self) -> Standing | None:
+        """Return what `keep_up` looks at; None before it did."""
+        seen, modules = self._seen, self._modules
+        return None if seen is None or modules is None else seen.standing() + modules.standing()
 
     def graph(self, region: Region) -> fx.Graph:
         """Make the QDQ graph with the numbers in it; as it is while some are not known."""

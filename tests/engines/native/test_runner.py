@@ -21,7 +21,7 @@ from fxquant.numerics.affine import sqnr_db
 
 pytest.importorskip("llvmlite")
 
-from fxquant.engines.native import compiler, libraries, program
+from fxquant.engines.native import compiler, libraries, program, shot
 from fxquant.engines.native.runner import NativeRunner
 from fxquant.engines.native.shapes import Unread
 
@@ -71,7 +71,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(batch)
         return run(self, inputs, batch)
 
+    shoot = shot.Shot.__call__
+
+    def count_shot(self: shot.Shot, inputs: Any) -> Any:
+        seen.append(len(inputs[0]))
+        return shoot(self, inputs)
+
     monkeypatch.setattr(program.Program, "run", count)
+    monkeypatch.setattr(shot.Shot, "__call__", count_shot)
     return seen
 
 

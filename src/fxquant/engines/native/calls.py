@@ -48,7 +48,7 @@ def key_of(inputs: Sequence[object]) -> Key | None:
     batch = -1
     for value in inputs:
         if isinstance(value, Tensor):
-            if type(value) not in (Tensor, torch.nn.Parameter) or not _is_plain(value):
+            if type(value) not in (Tensor, torch.nn.Parameter) or not is_plain(value):
                 return None
             if batch not in (-1, value.shape[0]):
                 return None
@@ -66,7 +66,7 @@ def form_of(key: Key) -> list[object]:
     return [(part[0], len(part[1])) if isinstance(part[0], torch.dtype) else part for part in key]
 
 
-def _is_plain(value: Tensor) -> bool:
+def is_plain(value: Tensor) -> bool:
     usual = value.is_cpu and value.layout is torch.strided and value.dim() > 0 and value.numel() > 0
     return usual and not value.is_neg() and not value.is_conj()
 

@@ -23,6 +23,7 @@ from fxquant.engines.native.ir import Function
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import Op, Pointer
 from fxquant.engines.native.plan import Plan
+from fxquant.engines.native.unchanged import look
 from fxquant.engines.native.vector import Kernel
 
 log = logging.getLogger("fxquant")
@@ -53,7 +54,7 @@ def make_kernels(plan: Plan, machine: Machine) -> dict[tuple[object, object], Ke
 
 
 def make_functions(plan: Plan, machine: Machine) -> list[Function]:
-    """Return the kernels, and the entries of each level: run0, run0_shared, run2, ..."""
+    """Return the kernels, the entries of each level (run0, run0_shared, run2, ...), and the look at what they read."""
     kernels = make_kernels(plan, machine)
     entries = []
     for level in sorted({op.level for op in plan.ops}):
@@ -61,7 +62,7 @@ def make_functions(plan: Plan, machine: Machine) -> list[Function]:
         for shared in (False, True):
             name = f"run{level}{'_shared' if shared else ''}"
             entries.append(entry(name, ops, plan, kernels, machine, shared))
-    return [*kernels.values(), *entries]
+    return [*kernels.values(), *entries, look()]
 
 
 def _identity(plan: Plan) -> str:

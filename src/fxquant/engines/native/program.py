@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -19,8 +18,8 @@ from fxquant.engines.native.lazy import Outside
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.plan import place
 from fxquant.engines.native.reader import Reader
+from fxquant.engines.native.results import Env, Result, laid_out, plain
 from fxquant.engines.native.shapes import Shape, Unread, order_of
-from fxquant.engines.native.slots import Export
 from fxquant.engines.native.threads import workers
 from fxquant.engines.onednn.unsigned import nan_of
 from fxquant.errors import InputError
@@ -33,13 +32,11 @@ _CHECKS = (
     *(guards.check_items, guards.check_key, guards.check_sizes),
 )
 _MOST_CHECKED = 64
-_SMALL = 1 << 20  # elements, above which several threads copy a result faster
 _READS, _CALL = (60e9, 30e9, 10e9), 1e-4  # see Program.pays
 _WORTH_THREADS = 10_000_000  # products, below which waking threads takes longer than the work
 PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 4, ctypes.c_void_p)
 
 
-Env: TypeAlias = dict[fx.Node, Any]  # what nodes gave so far in a run
 Slots: TypeAlias = "ctypes.Array[ctypes.c_void_p]"  # where the inputs and outputs of a segment are
 
 
@@ -48,22 +45,6 @@ def aligned(size: int) -> Bytes:
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size]
-
-
-def _plain(value: Any, env: Env) -> Any:
-    """Return the argument of an output node with the values of its nodes, in containers that are not fx's."""
-    if isinstance(value, fx.Node):
-        return env[value]
-    if isinstance(value, dict):
-        return {key: _plain(each, env) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each, env) for each in value]
-    if isinstance(value, slice):
-        return slice(*(_plain(each, env) for each in (value.start, value.stop, value.step)))
-    if isinstance(value, tuple):
-        made = tuple(_plain(each, env) for each in value)
-        return type(value)(*made) if hasattr(value, "_fields") else made
-    return value
 
 
 def _pairs(spec: object, value: Any) -> Iterator[tuple[fx.Node, Tensor]]:
@@ -87,36 +68,6 @@ class _Arena:
         self.address = self.memory.ctypes.data
 
 
-def laid_out(tensor: Tensor) -> Tensor:
-    """Return a result as a contiguous tensor.
-
-    A small one is copied by this thread alone: for milliseconds after a copy, the threads of torch's pool look for more
-    work, on the cores that the threads of the next call want.
-    """
-    if tensor.is_contiguous() or tensor.numel() > _SMALL:
-        return tensor.contiguous()
-    return torch.from_numpy(np.ascontiguousarray(tensor.numpy()))
-
-
-class _Result:
-    """How a native tensor becomes one of torch's. Little is left to do at a call, when the caches are cold."""
-
-    def __init__(self, node: fx.Node, export: Export) -> None:
-        self.node, self.slot, self.axis = node, export.slot, export.axis
-        self.sizes = tuple(export.view.shape[axis] for axis in export.dims)
-        self.dtype = torch.uint8 if export.view.dtype == "u8" else torch.float32
-        natural = export.dims == tuple(range(len(export.dims))) and export.axis == 0
-        self.back = None if natural else [0, *(1 + export.dims.index(axis) for axis in range(len(export.dims)))]
-        self.order: tuple[int, ...] = ()  # of axes in memory, as the graph's result has them
-
-    def lie(self, tensor: Tensor) -> Tensor:
-        """Return the tensor with its axes in that order."""
-        if not self.order:
-            return laid_out(tensor)
-        back = [self.order.index(axis) for axis in range(len(self.order))]
-        return laid_out(tensor.permute(self.order)).permute(back)
-
-
 class Program:
     """Runs a graph; several threads may. `shapes` of the inputs are fixed, but for the batch."""
 
@@ -138,8 +89,7 @@ class Program:
         self.constants = aligned(packed.nbytes)
         self.constants[:] = packed
         self._constants_at = self.constants.ctypes.data
-        self._free: list[_Arena] = []
-        self._lock = threading.Lock()
+        self.free: list[_Arena] = []
         self._read_steps(reader)
 
     def _read_steps(self, reader: Reader) -> None:
@@ -150,7 +100,7 @@ class Program:
         self.shapes = reader.shapes
         self.exports = reader.exports
         self.slots = 1 + max((slot for slot in (*reader.imports, *(e.slot for e in self.exports.values()))), default=-1)
-        self._slot_array = ctypes.c_void_p * max(self.slots, 1)
+        self.slot_array = ctypes.c_void_p * max(self.slots, 1)
         self.imports: dict[int, list[Any]] = {level: [] for level in self.levels}
         for slot, made in reader.imports.items():
             users = [op.level for op in self.plan.ops if made.buffer in op.reads]
@@ -158,9 +108,9 @@ class Program:
                 self.imports[min(users)].append((slot, made))
         needed = {made.node for each in self.imports.values() for _, made in each}
         needed.update(self.output.all_input_nodes)
-        self.results: dict[int, list[_Result]] = {level: [] for level in self.levels}
+        self.results: dict[int, list[Result]] = {level: [] for level in self.levels}
         for node, export in self.exports.items():
-            self.results[export.view.level].append(_Result(node, export))
+            self.results[export.view.level].append(Result(node, export))
         self.outside: dict[int, list[fx.Node]] = {}
         self.fixed: dict[fx.Node, Any] = {}
         for node in reversed(nodes):
@@ -242,13 +192,11 @@ class Program:
         env: Env = dict(zip(self.placeholders, inputs, strict=True))
         if self.fixed:
             env.update(self.fixed)
-        slots = self._slot_array()
+        slots = self.slot_array()
         kept = np.empty(self.plan.kept * batch, np.uint8) if len(self.levels) > 1 else None
         alive: list[Tensor] = []
-        threads = 1
-        if self.macs * batch >= _WORTH_THREADS and (threads := torch.get_num_threads()) > 1:
-            threads = min(threads, os.cpu_count() or 1)
-        arenas = [self._take_arena()]
+        threads = self.threads(batch)
+        arenas = [self.take_arena()]
         try:
             for level in self._order:
                 for node in self.outside.get(level, ()):
@@ -257,15 +205,14 @@ class Program:
                     alive += self.hand_over(level, env, slots, batch)
                     self._run_segment(level, arenas, (kept, slots), batch, threads)
         finally:
-            with self._lock:
-                self._free += arenas
+            self.free += arenas
         if self.checks and batch not in self.checked:
             self._check(env, batch)
         for result in self._moved:
             env[result.node] = result.lie(env[result.node])
         for node in self._shared:
             env[node] = env[node].clone()  # whoever gets it may write to it
-        return _plain(self.output.args[0], env)
+        return plain(self.output.args[0], env)
 
     def _run_segment(
         self, level: int, arenas: list[_Arena], memory: tuple[Bytes | None, Slots], batch: int, threads: int
@@ -284,7 +231,7 @@ class Program:
             full = batch // threads * threads
             # the first arena is for what is done together: some threads get there before others are done alone
             while len(arenas) < (threads + 1 if full else 1):
-                arenas.append(self._take_arena())
+                arenas.append(self.take_arena())
             places = [arena.address for arena in arenas]
             count = ctypes.c_int64(0)
 
@@ -299,28 +246,42 @@ class Program:
         if done < batch:
             alone(arenas[0].address, *fixed, done, batch, 0, 1, 0)
 
-    def _take_arena(self) -> _Arena:
-        with self._lock:
-            if self._free:
-                return self._free.pop()
-        return _Arena(self.plan.arena)
+    def threads(self, batch: int) -> int:
+        """Tell how many threads take a batch."""
+        if self.macs * batch < _WORTH_THREADS or (threads := torch.get_num_threads()) == 1:
+            return 1
+        return min(threads, os.cpu_count() or 1)
+
+    def run_level(self, level: int, slots: Slots, batch: int, threads: int) -> None:
+        """Run a segment that is the only one, on tensors whose addresses are in the slots."""
+        arenas = [self.take_arena()]
+        try:
+            self._run_segment(level, arenas, (None, slots), batch, threads)
+        finally:
+            self.free += arenas
+
+    def take_arena(self) -> _Arena:
+        """Return memory that no other thread uses. It goes back to `free`; lists of Python need no lock for that."""
+        try:
+            return self.free.pop()
+        except IndexError:
+            return _Arena(self.plan.arena)
 
     def hand_over(self, level: int, env: Env, slots: Slots, batch: int) -> list[Tensor]:
         """Fill the slots of a segment: inputs as they are, outputs as new tensors, which are put into `env`."""
         alive = []
         for slot, made in self.imports[level]:
             tensor: Tensor = env[made.node]
-            if tensor.shape[1:] != made.dims or tensor.shape[0] != batch or tensor.dtype != made.dtype:
+            if not made.fits(tensor, batch):
                 raise Unread(f"{made.node.name} is of another size or dtype than in the first call")
-            layout = torch.channels_last if made.channels_last else torch.contiguous_format
-            if not tensor.is_contiguous(memory_format=layout):
-                tensor = tensor.detach().contiguous(memory_format=layout)
+            if not tensor.is_contiguous(memory_format=made.layout):
+                tensor = tensor.detach().contiguous(memory_format=made.layout)
                 alive.append(tensor)
             slots[slot] = tensor.data_ptr()
         for result in self.results[level]:
             tensor = torch.empty((batch, *result.sizes), dtype=result.dtype)
             slots[result.slot] = tensor.data_ptr()
-            env[result.node] = tensor if result.back is None else tensor.permute(result.back).movedim(0, result.axis)
+            env[result.node] = result.place(tensor)
             alive.append(tensor)
         return alive
 

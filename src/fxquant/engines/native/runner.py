@@ -13,6 +13,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from operator import is_not
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import fx, nn
 
 from fxquant.engines.agreement import compare, nudge
 from fxquant.engines.known_code import unknown_code
+from fxquant.engines.native.again import Again
 from fxquant.engines.native.cache import Cache
 from fxquant.engines.native.calls import Key, batch_of, bind, first_sample, key_of, wants_gradient
 from fxquant.engines.native.libraries import Libraries
@@ -41,7 +43,8 @@ from fxquant.errors import FxQuantError, InputError
 from fxquant.graph import torch_compat
 from fxquant.graph.lowering import Runner
 from fxquant.graph.nodes import reads_size
-from fxquant.graph.region import Region, region_name
+from fxquant.graph.region import Region, lowering_of, region_name
+from fxquant.graph.standing import Standing
 
 log = logging.getLogger("fxquant")
 
@@ -77,6 +80,7 @@ class NativeRunner(Runner):
         self.parameters: list[nn.Parameter] = []
         self.programs: dict[Key, Program] = {}
         self.refused: dict[Key, str] = {}
+        self.again = Again()
         self.by_row: bool | None = None  # whether all rows of the inputs are treated alike
         cache = self.settings.cache
         self.libraries = Libraries(Cache(None if cache is None else Path(cache)))
@@ -92,6 +96,7 @@ class NativeRunner(Runner):
         self.lowered.renew()
         self.programs.clear()
         self.refused.clear()
+        self.again = Again()
         self.placeholders = []
         self.scan = Scans(self.machine)
 
@@ -116,6 +121,15 @@ class NativeRunner(Runner):
         )
         return True
 
+    def repeat(self, region: Region, args: tuple[object, ...]) -> object:
+        if self.written or self.refusal or self.listener is not None or self.lowered.hooks.listen(region):
+            return NotImplemented
+        if not torch_compat.plain_mode() or torch.is_autocast_enabled("cuda"):
+            return NotImplemented
+        if torch.is_grad_enabled() and self._for_gradients(args):
+            return NotImplemented
+        return self.again.answer(args)
+
     def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if torch_compat.is_traced():
             self.write_down()
@@ -131,20 +145,35 @@ class NativeRunner(Runner):
         key = key_of(inputs) if inputs is not None else None
         if inputs is None or key is None:
             return self._pass_on(region, args, kwargs, "for arguments without a batch of tensors on the CPU")
-        if self.watch is None or not self.watch.holds():
+        steady = self.watch is not None and self.watch.holds()
+        if not steady:
             with self._lock:
                 self.programs.clear()
                 self.refused.clear()
+                self.again = Again()
                 self.watch, self.parameters = watch(region), list(region.parameters())
-        if torch.is_grad_enabled() and any(map(wants_gradient, (*inputs, *self.parameters))):
+        if torch.is_grad_enabled() and self._for_gradients(inputs):
             return self._pass_on(region, args, kwargs, "where gradients are asked for: use torch.no_grad()")
         program = self.programs.get(key)
         if self.listener is not None:
             self.listener(program, inputs)
         try:
-            return self._by_code(region, key, inputs, program)
+            found = self._by_code(region, key, inputs, program)
         except _NotHere as reason:
             return self._pass_on(region, args, kwargs, *reason.args)
+        if steady and program is not None and _is_plain_call(program, inputs, args):
+            self.again.keep(args, program, lambda: self._standing(region))
+        return found
+
+    def _for_gradients(self, inputs: Sequence[object]) -> bool:
+        return any(map(wants_gradient, (*inputs, *self.parameters)))
+
+    def _standing(self, region: Region) -> Standing | None:
+        """Return all that an answer depends on besides the inputs."""
+        filled, watched = lowering_of(region).filled, self.watch
+        assert filled is not None and watched is not None
+        one, other = filled.standing(), watched.standing()
+        return None if one is None or other is None else one + other
 
     def _by_code(self, region: Region, key: Key, inputs: list[object], program: Program | None) -> object:
         """Run a call in machine code; raise _NotHere if it is not for it."""
@@ -276,7 +305,14 @@ def _left(reader: Reader) -> list[fx.Node]:
     return [node for node in reader.reasons if isinstance(reader.shapes.get(node), Shape) and not reads_size(node)]
 
 
-def _run(program: Program, inputs: list[object]) -> object:
+def _is_plain_call(program: Program, inputs: list[object], args: tuple[object, ...]) -> bool:
+    """Tell whether a program ran the arguments of a call as they were."""
+    if len(inputs) != len(args) or any(map(is_not, inputs, args)):
+        return False
+    return batch_of(inputs) == 1 or not (program.single or program.whole)
+
+
+def _run(program: Program, inputs: Sequence[object]) -> object:
     if torch.is_grad_enabled():
         with torch.no_grad():
             made = program.run(inputs, batch_of(inputs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fxquant.engines.native.values import Buffer, View
 
@@ -29,3 +29,11 @@ class Import:
     dims: tuple[int, ...]  # of a sample
     dtype: torch.dtype
     channels_last: bool
+
+    @property
+    def layout(self) -> torch.memory_format:
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    def fits(self, tensor: Tensor, batch: int) -> bool:
+        """Tell whether a tensor is of the size and dtype that a program takes."""
+        return tensor.shape[1:] == self.dims and tensor.shape[0] == batch and tensor.dtype == self.dtype

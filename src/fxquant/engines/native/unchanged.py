@@ -1,0 +1,180 @@
+"""Whether all that a program was made from is as it was, told by one call of machine code.
+
+    i64 @unchanged(ptr facts)     0 if all facts hold
+
+    places     PyDict_GetItemWithError(table, key) is the object
+    tensors    the object of Python still owns the tensor of torch that it owned
+    pointers   aoti_torch_get_data_ptr(tensor) is what it was
+    versions   at::TensorBase::_version(tensor) is what it was
+    memory     memcmp(memory, copy, size) is 0
+
+A loop of Python over a few hundred tensors takes a tenth of a small network's time: most of its objects are in no near
+cache when a call begins. The functions are those that CPython and torch export. Where one is missing, or a tensor is of
+another kind, there is no such look, and Python does it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fxquant.engines.native.compiler import Library
+from fxquant.engines.native.ir import Function
+from fxquant.graph.standing import Standing
+
+NAME = "unchanged"
+_PROTOTYPE = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)  # it asks Python, so it keeps the GIL
+_VERSION = "_ZNK2at10TensorBase8_versionEv"  # at::TensorBase::_version() const
+Words = NDArray[np.int64]
+
+
+class _Look(Function):
+    def __init__(self) -> None:
+        super().__init__(NAME, ())
+        self.lines = [f"define i64 @{NAME}(ptr %facts) #0 {{", "entry:", "  %made = alloca i64, align 8"]
+        self.lines.append("  %differs = alloca i64, align 8")
+
+    def text(self) -> str:
+        return "\n".join((*self.lines, "}"))
+
+    def given(self, index: int, type_: str = "i64") -> str:
+        return self.load(type_, self.at("%facts", 8 * index), 8)
+
+    def look(self, table: int, columns: int, differ: Callable[[list[str], str], str]) -> None:
+        """Go through a table; `differ` returns a number that is 0 where the fact of a row holds."""
+        rows, count = self.given(table, "ptr"), self.given(table + 1)
+
+        def turn(index: str, _: list[str]) -> list[str]:
+            row = self.step(rows, index, 8 * columns)
+            found = differ([self.load("i64", self.at(row, 8 * column), 8) for column in range(columns)], row)
+            before = self.load("i64", "%differs", 8)
+            self.store("i64", self.value(f"or i64 {before}, {found}"), "%differs", 8)
+            return []
+
+        self.loop("0", count, 1, turn, (), guard=True)
+
+
+def look() -> Function:
+    """Return the function that looks at all facts."""
+    f = _Look()
+    get, data, version, compare = (f.given(index, "ptr") for index in range(4))
+    f.store("i64", "0", "%differs", 8)
+
+    def place(row: list[str], _: str) -> str:
+        found = f.value(f"call i64 {get}(i64 {row[0]}, i64 {row[1]})")
+        return f.value(f"xor i64 {found}, {row[2]}")
+
+    def word(row: list[str], _: str) -> str:
+        address = f.value(f"inttoptr i64 {row[0]} to ptr")
+        return f.value(f"xor i64 {f.load('i64', address, 8)}, {row[1]}")
+
+    def pointer(row: list[str], address: str) -> str:
+        failed = f.value(f"zext i32 {f.value(f'call i32 {data}(ptr {address}, ptr %made)')} to i64")
+        other = f.value(f"xor i64 {f.load('i64', '%made', 8)}, {row[1]}")
+        return f.value(f"or i64 {failed}, {other}")
+
+    def writes(row: list[str], address: str) -> str:
+        found = f.value(f"call i64 {version}(ptr {address})")
+        return f.value(f"xor i64 {found}, {row[1]}")
+
+    def memory(row: list[str], _: str) -> str:
+        found = f.value(f"call i32 {compare}(i64 {row[0]}, i64 {row[1]}, i64 {row[2]})")
+        return f.value(f"zext i32 {found} to i64")
+
+    f.look(4, 3, place)
+    f.look(6, 2, word)
+    # a tensor that Python's object does not own any more may be gone
+    same = f.value(f"icmp eq i64 {f.load('i64', '%differs', 8)}, 0")
+
+    def inside() -> None:
+        f.look(8, 2, pointer)
+        f.look(10, 2, writes)
+        f.look(12, 3, memory)
+
+    f.when(same, inside)
+    f.do(f"ret i64 {f.load('i64', '%differs', 8)}")
+    return f
+
+
+class Unchanged:
+    """A look at facts by a function of a library."""
+
+    def __init__(self, library: Library, facts: Words, kept: Sequence[object]) -> None:
+        self._function = _PROTOTYPE(library.address(NAME))
+        self._facts = facts.ctypes.data
+        self._kept = (library, facts, kept)  # all that is pointed to
+
+    def __call__(self) -> bool:
+        """Tell whether they hold."""
+        found: int = self._function(self._facts)
+        return found == 0
+
+
+def unchanged(library: Library, standing: Standing) -> Unchanged | None:
+    """Make a look at facts; None if machine code cannot look at them, or they do not hold."""
+    functions, tensors = _functions(), [tensor for tensor, _ in (*standing.pointers, *standing.versions)]
+    if functions is None or not all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors):
+        return None
+    if not all(isinstance(table, dict) for table, _, _ in standing.places):
+        return None
+    if not all(array.flags.c_contiguous for array, _ in standing.memory):
+        return None
+    owned = _owned(tensors)
+    if owned is None:
+        return None
+    tables = [
+        _words([(id(table), id(key), id(found)) for table, key, found in standing.places]),
+        owned,
+        _words([(tensor._cdata, pointer) for tensor, pointer in standing.pointers]),
+        _words([(tensor._cdata, version) for tensor, version in standing.versions]),
+        _words([(array.ctypes.data, _address(copy), len(copy)) for array, copy in standing.memory]),
+    ]
+    header = [*functions, *(number for table in tables for number in (table.ctypes.data, len(table)))]
+    made = Unchanged(library, np.array(header, np.int64), (standing, tables))
+    return made if made() else None
+
+
+def _words(rows: Sequence[tuple[int, ...]]) -> Words:
+    """Return rows of numbers, each once."""
+    return np.array(list(dict.fromkeys(rows)), np.int64) if rows else np.empty((0, 1), np.int64)
+
+
+def _address(copy: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(copy), ctypes.c_void_p).value or 0
+
+
+def _owned(tensors: Sequence[Tensor]) -> Words | None:
+    """Return where the objects of Python say which tensors of torch they own; None if that is not found."""
+    found = {id(tensor): tensor._cdata for tensor in tensors}
+    for offset in range(object.__basicsize__, Tensor.__basicsize__, 8):
+        rows = [(address + offset, owned) for address, owned in found.items()]
+        if all(ctypes.c_int64.from_address(address).value == owned for address, owned in rows):
+            return _words(rows)
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def _functions() -> tuple[int, int, int, int] | None:
+    """Return the addresses of the functions that are asked; None if one is missing."""
+    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        found = (
+            ctypes.pythonapi.PyDict_GetItemWithError,
+            library.aoti_torch_get_data_ptr,
+            getattr(library, _VERSION),
+            ctypes.CDLL(None).memcmp,
+        )
+    except (OSError, AttributeError, TypeError):
+        return None
+    get, data, version, compare = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found)
+    return (get, data, version, compare)
