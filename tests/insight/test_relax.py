@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.insight.compare import compare_sides
-from fxquant.insight.fixes import LEAST, try_fixes
+from fxquant.insight.fixes import WORTH, try_fixes
 from fxquant.insight.relax import Change, kernels, output_sqnr, with_followers
 from fxquant.insight.sides import Sides, set_side_by_side
 
@@ -92,4 +92,4 @@ def test_exact_activations_are_what_weight_only_gives(net: nn.Module, data: list
     assert before < output_sqnr(sides, data, Change(exact="weights")) < 60  # activations are still rounded
     tried = try_fixes(sides, compare_sides(sides, data), data, most=1)
     assert tried.exact_activations == pytest.approx(found)
-    assert any("weight_only" in fix.code for fix in tried.fixes) == (found - before >= LEAST)
+    assert any("weight_only" in fix.code for fix in tried.fixes) == (found - before >= WORTH)

@@ -15,7 +15,8 @@ from fxquant.insight.relax import Change, Kernel, float_outputs, kernels, operan
 from fxquant.insight.sides import Sides
 from fxquant.ops.table import OPS
 
-LEAST = 0.1  # dB, from which a gain is worth a line
+LEAST = 0.1  # dB, from which a kernel is one of some that are put in float together
+WORTH = 0.5  # dB, from which a gain is worth a line
 Ask = Callable[[Change], float]
 _ENOUGH = 3  # kernels that are put in float together
 
@@ -79,7 +80,7 @@ def try_fixes(sides: Sides, found: Comparison, data: Sequence[object], *, most: 
         exact_weights=ask(Change(exact="weights")),
         exact_activations=alone.sqnr,
         kernels=tuple(gains),
-        fixes=tuple(fix for fix in (*fixes, alone) if fix.gain >= LEAST),
+        fixes=tuple(fix for fix in (*fixes, alone) if fix.gain >= WORTH),
     )
 
 

@@ -43,7 +43,7 @@ function drawDepth(element) {
 
 function sideways(element, rows, layout, onClick) {
   element.style.height = `${Math.max(120, 26 * rows.length + 60)}px`;
-  const names = rows.map((row) => show.tail(row.name, isPhone() ? 20 : 34));
+  const names = rows.map((row) => (row.head ? show.head : show.tail)(row.name, isPhone() ? 20 : 34));
   plot(element, [{
     type: "bar", orientation: "h", y: rows.map((_, i) => i), x: rows.map((row) => row.value), text: rows.map((row) => row.text), textposition: "auto",
     hovertext: rows.map((row) => row.hover || row.name), hoverinfo: "text", marker: { color: rows.map((row) => row.colour || css("accent")) },
@@ -78,10 +78,10 @@ function drawEngines(element) {
 
 function drawKernels(element) {
   const rows = DATA.speed.kernels.slice(0, 20).map((row) => ({
-    name: row.count > 1 ? `${row.kernel} ×${row.count}` : row.kernel, value: row.ms, text: `${show.share(row.share)}`,
+    name: row.count > 1 ? `${row.count}× ${row.kernel}` : row.kernel, head: true, value: row.ms, text: `${show.share(row.share)}`,
     hover: `${row.kernel}: ${row.count} of them, ${row.ms.toFixed(3)} ms${row.peak ? `, ${show.share(row.peak)} of the peak` : ""}`,
   }));
-  sideways(element, rows, { xaxis: { title: { text: "ms, one sample on one thread" } } });
+  sideways(element, rows, { xaxis: { title: { text: isPhone() ? "ms on one thread" : "ms, one sample on one thread" } } });
 }
 
 /* How the values of a tensor are distributed, with the range that the grid covers. */

@@ -19,6 +19,7 @@ const show = {
   mib: (x) => (x >= 100 ? x.toFixed(0) : x >= 1 ? x.toFixed(1) : x.toFixed(2)),
   ms: (x) => (x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixed(2)),
   range: (pair) => (pair ? `${show.number(pair[0])} … ${show.number(pair[1])}` : "–"),
+  head: (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text),
   tail: (text, most) => (text.length > most ? `…${text.slice(text.length - most + 1)}` : text),
 };
 

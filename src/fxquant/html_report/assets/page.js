@@ -53,7 +53,8 @@ function fillFixes() {
     made.append(gain, side);
     list.append(made);
   }
-  if (!DATA.fixes.length) list.append(make("div", "card", DATA.tried ? "Nothing that was tried gains 0.1 dB or more: the error is spread evenly." : "Nothing was tried: the report was made with most=0."));
+  if (DATA.fixes.length && DATA.tried.kernels.length && !DATA.fixes.some((fix) => fix.code.includes("ignore="))) list.prepend(make("div", "card", "No layer stands out: leaving the worst in float gains less than 0.5 dB."));
+  if (!DATA.fixes.length) list.append(make("div", "card", DATA.tried ? "Nothing that was tried gains 0.5 dB or more: the error is spread evenly." : "Nothing was tried: the report was made with most=0."));
   for (const line of DATA.compare.text.slice(1)) at("remarks").append(make("li", "", `${line[0].toUpperCase()}${line.slice(1)}`));
 }
 
@@ -121,8 +122,8 @@ function fillSpeed() {
   if (speed.kernels.length) { at("kernels-note").textContent = `Native code, ${speed.machine}; the ${Math.min(20, speed.kernels.length)} slowest.`; chart("kernels-chart", drawKernels); }
   else { at("kernels-note").textContent = speed.no_kernels; at("kernels-chart").remove(); }
   at("engines-table").append(table(
-    [{ name: "engine" }, { name: "ms", number: 1 }, { name: "10% … 90%", number: 1 }, { name: "against float", number: 1 }, { name: "size, MiB", number: 1 }, { name: "a call adds, MiB", number: 1 }],
-    speed.rows.map((row) => [row.name, show.ms(row.ms), `${show.ms(row.low)} … ${show.ms(row.high)}`, row.speedup ? `${row.speedup.toFixed(2)}×` : "", show.mib(row.size), row.memory === null ? "" : row.memory.toFixed(1)])));
+    [{ name: "engine" }, { name: "ms", number: 1 }, { name: "against float", number: 1 }, { name: "10% … 90%", number: 1 }, { name: "size, MiB", number: 1 }, { name: "a call adds, MiB", number: 1 }],
+    speed.rows.map((row) => [row.name, show.ms(row.ms), row.speedup ? `${row.speedup.toFixed(2)}×` : "", `${show.ms(row.low)} … ${show.ms(row.high)}`, show.mib(row.size), row.memory === null ? "" : row.memory.toFixed(1)])));
 }
 
 function fillTables() {
