@@ -56,7 +56,12 @@ ModulePairs = dict[QuantType, dict[type[nn.Module], type[nn.Module]]]
 
 
 class FuseCustomConfig:
-    """Options of `fuse_fx`."""
+    """Options of `fuse_fx`.
+
+    Example:
+        >>> custom = fq.FuseCustomConfig().set_preserved_attributes(["training"])
+        >>> fused = fq.fuse_fx(model, fuse_custom_config=custom)
+    """
 
     def __init__(self) -> None:
         self.preserved_attributes: list[str] = []
@@ -81,7 +86,13 @@ class FuseCustomConfig:
 
 
 class PrepareCustomConfig:
-    """Options of `prepare_fx`."""
+    """Options of `prepare_fx`.
+
+    Example:
+        >>> custom = fq.PrepareCustomConfig().set_input_quantized_indexes([0])  # the model takes integers
+        >>> mapping = fq.get_default_qconfig_mapping()
+        >>> prepared = fq.prepare_fx(model, mapping, (loader[0],), prepare_custom_config=custom)
+    """
 
     def __init__(self) -> None:
         self.standalone_module_names: dict[str, Standalone] = {}
@@ -213,7 +224,13 @@ class PrepareCustomConfig:
 
 
 class ConvertCustomConfig:
-    """Options of `convert_fx`."""
+    """Options of `convert_fx`.
+
+    Example:
+        >>> custom = fq.ConvertCustomConfig().set_preserved_attributes(["training"])
+        >>> prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (loader[0],))
+        >>> quantized = fq.convert_fx(fq.calibrate(prepared, loader), convert_custom_config=custom)
+    """
 
     def __init__(self) -> None:
         self.observed_to_quantized_mapping: ModulePairs = {}

@@ -24,6 +24,10 @@ class QConfig:
     `output` override `activation` for one side: a Spec, or "float" to exempt it. `input` may also be a dict from
     operand position to Spec or "float", to treat a single operand. `bias` is float unless a spec is given, or "int32":
     whole numbers at the scale of the input times that of the weight, as accumulators hold them.
+
+    Example:
+        >>> qconfig = fq.QConfig(activation=fq.Spec(signed=False, symmetric=False), weight=fq.Spec(bits=4))
+        >>> quantized = fq.quantize(model, loader, qconfig_mapping=qconfig)
     """
 
     activation: Spec | None = None

@@ -31,7 +31,13 @@ class _SetGlobal:
 
 
 class QConfigMapping:
-    """Rules from parts of a model to qconfigs. The setters return self, so that they chain."""
+    """Rules from parts of a model to qconfigs. The setters return self, so that they chain.
+
+    Example:
+        >>> mapping = fq.QConfigMapping().set_global(fq.get_default_qconfig("x86"))
+        >>> mapping = mapping.set_object_type(nn.AdaptiveAvgPool2d, None).set_module_name("head", None)  # in float
+        >>> prepared = fq.prepare_fx(model, mapping, (loader[0],))
+    """
 
     def __init__(self) -> None:
         self.global_qconfig: QConfig | None = None

@@ -46,6 +46,11 @@ class Spec:
     observer of the user's own, a module that is called with each batch and has a `calculate_qparams()`. `limits` are
     whole numbers inside of what the bits hold, such as (-127, 127); weights without any keep to those of the target. No
     scale is below `min_scale`.
+
+    Example:
+        >>> spec = fq.Spec(bits=4, granularity="per_channel", observer="minmax")
+        >>> spec.quant_min, spec.quant_max, str(spec)
+        (-8, 7, 's4 sym per_channel0 minmax')
     """
 
     bits: int = 8

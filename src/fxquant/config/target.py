@@ -40,6 +40,11 @@ class Target:
     `weights`, `biases` (of BIASES; none named allows all) and `shapes` for all kinds, `kernels` for single ones. An op
     for which a rule asks beyond that stays in float, and its Decision says why. `positions` are what holds between
     the scales of tensors that are powers of two (passes/solve_positions.py).
+
+    Example:
+        >>> activation, weight = fq.Spec(), fq.Spec(granularity="per_channel", observer="minmax")
+        >>> board = fq.Target(name="board", kinds=frozenset({"conv2d", "linear"}), activation=activation, weight=weight)
+        >>> quantized = fq.quantize(model, loader, target=board, engine="reference")
     """
 
     name: str

@@ -71,9 +71,12 @@ def _observe(model: nn.Module, observing: bool) -> None:
 class FreezeSchedule:
     """Freezes observers and batch norm statistics at given steps: call `step()` after each optimizer step.
 
-        schedule = FreezeSchedule(model, observers=1000, bn_stats=2000)
-
     None leaves them alone. `state_dict` holds the step; loading it brings the model to the state that belongs to it.
+
+    Example:
+        >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping(), (loader[0],))
+        >>> schedule = fq.FreezeSchedule(prepared, observers=1000, bn_stats=2000)
+        >>> schedule.step()
     """
 
     def __init__(self, model: nn.Module, *, observers: int | None = None, bn_stats: int | None = None) -> None:

@@ -93,6 +93,9 @@ class Processes:
 
     With "fork" workers have the model and the data without a copy. With "spawn" all that `evaluate` uses has to be
     picklable, and the script has to have an `if __name__ == "__main__"`.
+
+    Example:
+        >>> executor = fq.Processes(workers=4)  # fq.tune(model, loader, evaluate, executor=executor)
     """
 
     workers: int = 2

@@ -30,6 +30,9 @@ class Ray:
     """Trials in `workers` actors of one CPU and thread each; `address` is that of a cluster, else one is started here.
 
     An actor that dies is restarted, and its trial retried.
+
+    Example:
+        >>> executor = fq.Ray(workers=4)  # fq.tune(model, loader, evaluate, executor=executor)
     """
 
     workers: int = 2

@@ -16,6 +16,10 @@ class Native:
     `cache` is the directory that compiled code is kept in, None keeps none. It is used only if it is the user's alone.
     `sizes` says for how many sizes and layouts of inputs a region may have code, each with a copy of the weights. They
     get it in the order in which they come, and others run on oneDNN.
+
+    Example:
+        >>> fq.Native(cache=None, sizes=1).sizes
+        1
     """
 
     cache: str | Path | None = field(default_factory=default_directory)
