@@ -9,6 +9,7 @@ import copy
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import sys
@@ -31,6 +32,7 @@ from fxquant.engines.runtimes import runtime
 SECONDS, MORE_MEMORY = 60, 4 * 2**30  # of the processor, and what comes on top of the memory of a worker
 _SEEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "urllib.", "ftplib.", "webbrowser.")
 _CALM = ("os.listdir", "os.scandir", "os.walk", "os.mkdir", "os.remove", "os.rmdir", "ctypes.", "os.add_dll_directory")
+_KEPT = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}\.part")  # code that the native engine keeps, named within its directory
 
 
 class Watch:
@@ -59,12 +61,16 @@ class Watch:
             path, mode = str(args[0]), str(args[1] or "r")
             written = any(letter in mode for letter in "wax+")
             inside = path.startswith((self.temporary, "<")) or (not written and path.startswith(self.known))
-            if not inside and not path.isdigit():
+            if not inside and not path.isdigit() and not self.is_kept(path):
                 self.events.append(f"open {path} {mode}")
         elif event.startswith(_SEEN) and not event.startswith(_CALM):
-            if event.startswith("os.") and args and str(args[0]).startswith(self.temporary):
-                return  # the native engine keeps its code there
+            if event.startswith("os.") and args and self.is_kept(str(args[0])):
+                return
             self.events.append(f"{event} {args!r}"[:200])
+
+    def is_kept(self, path: str) -> bool:
+        """Tell whether it is where the native engine keeps its code."""
+        return path.startswith(self.temporary) or _KEPT.fullmatch(path) is not None
 
 
 def state() -> tuple[Any, ...]:
