@@ -61,3 +61,19 @@ def test_a_function_wrapped_by_name_in_another_file(files: type[nn.Module], tmp_
     for each in (x, -x):
         assert torch.equal(loaded(each), quantized(each))
         assert float(loaded(each).sum()) > 0
+
+
+def test_a_function_that_the_importing_file_wraps_by_name(files: type[nn.Module], tmp_path: Path) -> None:
+    source = (
+        "import torch.fx\nfrom torch import nn\nfrom archive_test_inner import turn\ntorch.fx.wrap('turn')\n"
+        "class Direct(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(8, 8)\n"
+        "    def forward(self, x):\n        return turn(self.fc(x))\n"
+    )
+    where = sys.modules[files.__module__]
+    exec(compile(source, "archive_test_model.py", "exec"), vars(where))
+    x = torch.randn(4, 8)
+    quantized = fq.quantize(where.Direct(), [x, -x])
+    loaded = fq.load(fq.save(quantized, tmp_path / "model.fq"), where.Direct())
+    for each in (x, -x):
+        assert torch.equal(loaded(each), quantized(each))

@@ -40,6 +40,8 @@ def _callables(classes: set[type[nn.Module]]) -> Iterator[Callable[..., object]]
     members += [value for name in files for value in vars(sys.modules[name]).values()]
     for name in _reached(files) - files:
         members += [value for value in vars(sys.modules[name]).values() if hasattr(value, WRAPPED)]
+    for name in _reached(files):
+        yield from _wrapped_by_name(vars(sys.modules[name]))
     for value in members:
         if isinstance(value, type):
             callable_by_graph = dataclasses.is_dataclass(value)
@@ -64,6 +66,13 @@ def _reached(files: set[str]) -> set[str]:
             elif isinstance(value, (types.FunctionType, type)):
                 todo.append(value.__module__)
     return found
+
+
+def _wrapped_by_name(names: dict[str, Any]) -> Iterator[Callable[..., object]]:
+    """Functions that `torch.fx.wrap("name")` in a file is about, which may be imported from another."""
+    for name, value in list(names.items()):
+        if (id(names), name) in fx._symbolic_trace._wrapped_fns_to_patch and hasattr(value, "__qualname__"):
+            yield value
 
 
 def _is_fx_wrapped(value: object) -> bool:
