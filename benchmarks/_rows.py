@@ -1,4 +1,4 @@
-"""The rows of docs/results.md: read, with measured figures put into them, as text; and the short table in README.md.
+"""The rows of docs/results.md: read, with measured figures put into them, as text; and the short lines in README.md.
 
 A row has one date and one setting (machine and versions): a letter in the row, spelled out below the table. What is
 measured under another setting takes the place of the whole row.
@@ -19,16 +19,17 @@ KERNELS = ("torch", "native", "onnxruntime", "openvino")
 COLUMNS = ("model", "method", "metric", "value", "kB", *(f"ms {name}" for name in KERNELS), "note", "measured", "on")
 WORDS = ("model", "method", "metric", "note", "measured", "on")
 BEGIN, END = "<!-- rows: from benchmarks/recipes.py -->", "<!-- end of rows -->"
-SHORT = (
-    "float",
-    "PTQ W8A8",
-    "PTQ W8A8 power-of-two",
-    "QAT W8A8 power-of-two",
-    "QAT W4A4",
-    "torch.ao FX",
-    "ONNX Runtime",
-    "NNCF",
-)
+SHORT_MODELS = ("YOLOX-Nano, COCO", "ResNet-20, CIFAR-10", "EfficientNet-Lite0")
+SHORT = {
+    "float": "float",
+    "PTQ W8A8": "int8",
+    "PTQ W8A8 power-of-two": "int8 by powers of two",
+    "QAT W8A8 power-of-two": "the same trained",
+    "QAT W4A4": "W4A4 trained",
+    "torch.ao FX": "torch.ao FX",
+    "ONNX Runtime": "ONNX Runtime",
+    "NNCF": "NNCF",
+}
 Key = tuple[str, str]
 
 
@@ -104,20 +105,21 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *rows))
 
 
-def short_table(page: Page) -> str:
-    """One line a model, the methods that README shows side by side."""
+def short_lines(page: Page) -> str:
+    """One line a model of SHORT_MODELS: the methods that README shows, side by side."""
     lines = []
-    for model in dict.fromkeys(model for model, _ in page.rows):
-        found = [page.rows.get((model, method)) for method in SHORT]
-        metric = next((row["metric"] for row in found if row is not None and row["metric"]), "")
-        lines.append([f"{model}, {metric}", *("" if row is None else row["value"] for row in found)])
-    return "\n".join((BEGIN, table(("model", *SHORT), lines), END))
+    for model in SHORT_MODELS:
+        found = {method: page.rows[model, method] for method in SHORT if (model, method) in page.rows}
+        metric = next((row["metric"] for row in found.values() if row["metric"]), "")
+        scores = ", ".join(f"{SHORT[method]} {row['value']}" for method, row in found.items())
+        lines += [f"- {model}, {metric}: {scores}."] if found else []
+    return "\n".join((BEGIN, *lines, END))
 
 
-def with_short_table(readme: str, page: Page) -> str:
-    """The text with the short table of the page between its marks."""
+def with_short_lines(readme: str, page: Page) -> str:
+    """The text with the short lines of the page between its marks."""
     before, _, rest = readme.partition(BEGIN)
-    return before + short_table(page) + rest.partition(END)[2]
+    return before + short_lines(page) + rest.partition(END)[2]
 
 
 def placed(order: Sequence[Key], model: str, methods: Iterable[str]) -> list[Key]:

@@ -1,4 +1,4 @@
-"""Recipes with results: measures what docs/results.md and the table of README.md show, and writes them.
+"""Recipes with results: measures what docs/results.md and the lines of README.md show, and writes them.
 
     python benchmarks/recipes.py                                   all scores, hours
     python benchmarks/recipes.py --model resnet20 --method "PTQ"   one method, or those that begin so; others stay
@@ -24,7 +24,7 @@ from rich.console import Console
 
 import fxquant as fq
 from _models import add_data_argument
-from _rows import Page, Row, placed, read_page, with_short_table
+from _rows import Page, Row, placed, read_page, with_short_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, README = ROOT / "docs/results.md", ROOT / "README.md"
@@ -140,7 +140,7 @@ def main() -> None:
         page.put(row, setting())
         args.out.write_text(f"{HEAD}\n{page.text(order)}\n")
         if args.out == RESULTS:
-            README.write_text(with_short_table(README.read_text(), read_page(RESULTS.read_text())))
+            README.write_text(with_short_lines(README.read_text(), read_page(RESULTS.read_text())))
 
     for name in MODELS if args.model is None else (args.model,):
         try:

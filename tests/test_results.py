@@ -31,10 +31,10 @@ def test_the_table_has_the_shape_that_the_command_writes(rows: ModuleType) -> No
 def test_the_readme_shows_figures_of_the_page(rows: ModuleType) -> None:
     readme = (ROOT / "README.md").read_text()
     page = rows.read_page((ROOT / "docs/results.md").read_text())
-    assert rows.with_short_table(readme, page) == readme, "write the table by benchmarks/recipes.py"
+    assert rows.with_short_lines(readme, page) == readme, "write the lines by benchmarks/recipes.py"
 
 
-def test_figures_take_the_place_of_older_ones(rows: ModuleType) -> None:
+def test_figures_take_the_place_of_older_ones(rows: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     page = rows.Page()
     order = rows.placed([("other", "float")], "net", ["float", "PTQ"])
     page.put(rows.Row(model="net", method="PTQ", metric="top-1", value=90.0, size=4000, note="quick"), "here")
@@ -45,7 +45,9 @@ def test_figures_take_the_place_of_older_ones(rows: ModuleType) -> None:
     assert list(found.rows) == [("net", "float"), ("net", "PTQ")]
     assert found.rows["net", "PTQ"]["value"] == "91.00" and found.rows["net", "PTQ"]["note"] == ""
     assert found.rows["net", "PTQ"]["ms torch"] == "1.50"
-    assert rows.short_table(found).splitlines()[3].startswith("| net, top-1 | 92.00 |")
+    monkeypatch.setattr(rows, "SHORT_MODELS", ("net", "another"))
+    found.rows["net", "PTQ W8A8"] = found.rows["net", "PTQ"]
+    assert rows.short_lines(found).splitlines()[1:-1] == ["- net, top-1: float 92.00, int8 91.00."]
 
 
 def test_a_row_is_of_one_setting(rows: ModuleType) -> None:
