@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
         list(train.tensors[0][:280].split(70)),
         Top1(*test.tensors),
         qconfig_mapping={"": W4A8},  # 4-bit weights cost something, so that there is something to tune
-        tolerance=0.01,
+        tolerance=0.002,
         criterion="absolute",
         max_trials=3 if args.quick else 12,
         executor=None if args.quick else fq.Ray(workers=args.workers, address=args.address),
