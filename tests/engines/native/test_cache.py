@@ -94,3 +94,11 @@ def test_a_directory_put_in_its_place_meanwhile_is_not_used(
 def test_a_verdict_that_is_none(text: bytes) -> None:
     assert read_orders(text) is None
     assert read_orders(b"[[], [1, 0]]") == [(), (1, 0)]
+
+
+def test_weights_make_room_before_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGE", 1000)
+    monkeypatch.setattr(module, "_MOST_BYTES", 5000)
+    for letter in "bcd":
+        Cache(folder).store(letter * 64, bytes(2000))
+    assert sorted(os.listdir(folder)) == [NAME, "c" * 64, "d" * 64]

@@ -20,7 +20,7 @@ from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import AVX2, runs_here
 from fxquant.engines.native.pack_gemm import pack_affine, pack_listed
 from fxquant.engines.native.pairing import NONE, WINDOW, find_steps
-from fxquant.engines.native.program import aligned
+from fxquant.engines.native.parts import aligned
 
 Integers = NDArray[np.int8]
 

@@ -10,7 +10,7 @@ import pytest
 from fxquant.engines.native.activations import Act, formula
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import AVX512, runs_here
-from fxquant.engines.native.program import aligned
+from fxquant.engines.native.parts import aligned
 from fxquant.engines.native.vector import Kernel
 from fxquant.engines.native.words import apply_words, fit_words
 

@@ -21,6 +21,7 @@ from fxquant.engines.native.machine import Machine
 log = logging.getLogger("fxquant")
 
 _MOST_BYTES, _MOST_ENTRIES = 256 * 2**20, 2048
+_LARGE = 2**20
 
 
 def default_directory() -> Path:
@@ -102,14 +103,14 @@ class Cache:
 
 
 def _trim(folder: int) -> None:
-    """Drop the entries that were written first if there are too many."""
+    """Drop entries if there are too many: large ones, which hold weights, before code, and those written first."""
     found = []
     for name in os.listdir(folder):
         with contextlib.suppress(OSError):
             state = os.stat(name, dir_fd=folder, follow_symlinks=False)
             found.append((state.st_mtime, state.st_size, name))
     total, count = sum(size for _, size, _ in found), len(found)
-    for _, size, name in sorted(found):
+    for _, size, name in sorted(found, key=lambda entry: (entry[1] < _LARGE, entry)):
         if total <= _MOST_BYTES and count <= _MOST_ENTRIES:
             break
         with contextlib.suppress(OSError):

@@ -41,7 +41,7 @@ def _sources() -> str:
     return made.hexdigest()
 
 
-_SOURCES = _sources()
+SOURCES = _sources()
 
 
 def make_kernels(plan: Plan, machine: Machine) -> dict[tuple[object, object], Kernel]:
@@ -67,7 +67,7 @@ def make_functions(plan: Plan, machine: Machine) -> list[Function]:
 
 def _identity(plan: Plan) -> str:
     """Return all that the functions of a plan are made from, as text."""
-    return repr((_SOURCES, plan.kept, [_op(op) for op in plan.ops]))
+    return repr((SOURCES, plan.kept, [_op(op) for op in plan.ops]))
 
 
 def _op(op: Op) -> tuple[object, ...]:
@@ -94,6 +94,15 @@ class Libraries:
         identity = _identity(plan)
         return entry_name(identity, machine), self._load(identity, machine, lambda: make_functions(plan, machine))
 
+    def of_name(self, name: str, machine: Machine) -> Library | None:
+        """Return the functions of code with this name, if it is there."""
+        if name not in self._known:
+            code = self.cache.load(name)
+            if code is None:
+                return None
+            self._add(name, Library(code, machine))
+        return self._known[name]
+
     def load(self, functions: Sequence[Function], machine: Machine) -> Library:
         """Functions that are there already."""
         return self._load(module_text(functions, machine), machine, lambda: functions)
@@ -105,10 +114,13 @@ class Libraries:
             if code is None:
                 code = _compile(make(), machine)
                 self.cache.store(name, code)
-            self._known[name] = Library(code, machine)
-            if len(self._known) > _MOST_LIBRARIES:  # programs have theirs as long as they are there
-                self._known.popitem(last=False)
+            self._add(name, Library(code, machine))
         return self._known[name]
+
+    def _add(self, name: str, library: Library) -> None:
+        self._known[name] = library
+        if len(self._known) > _MOST_LIBRARIES:  # programs have theirs as long as they are there
+            self._known.popitem(last=False)
 
 
 def _compile(functions: Sequence[Function], machine: Machine) -> bytes:

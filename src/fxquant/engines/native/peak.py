@@ -9,7 +9,7 @@ import time
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.program import aligned
+from fxquant.engines.native.parts import aligned
 from fxquant.engines.native.vector import Kernel
 
 _TURNS, _ROUNDS = 20000, 20

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from fxquant.capture import guards
 from fxquant.engines.native.ahead import ask_ahead
+from fxquant.engines.native.compiler import Library
 from fxquant.engines.native.lazy import Outside
 from fxquant.engines.native.libraries import Libraries
-from fxquant.engines.native.plan import place
+from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.parts import Arena, Bytes, Parts, Sizes, aligned
+from fxquant.engines.native.plan import Plan, place
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.results import Env, Result, laid_out, plain
 from fxquant.engines.native.shapes import Shape, Unread, order_of
+from fxquant.engines.native.slots import Export, Import
 from fxquant.engines.native.threads import workers
 from fxquant.engines.onednn.unsigned import nan_of
 from fxquant.errors import InputError
 from fxquant.graph.nodes import reads_size
 from fxquant.graph.paths import get_attr
+from fxquant.graph.region import Region
 
-Bytes = NDArray[np.uint8]
 _CHECKS = (
     *(guards.check_fixed, guards.check_given, guards.check_same),
     *(guards.check_items, guards.check_key, guards.check_sizes),
@@ -38,13 +41,6 @@ PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 4
 
 
 Slots: TypeAlias = "ctypes.Array[ctypes.c_void_p]"  # where the inputs and outputs of a segment are
-
-
-def aligned(size: int) -> Bytes:
-    """Memory that begins at a multiple of 64 bytes."""
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size]
 
 
 def _pairs(spec: object, value: Any) -> Iterator[tuple[fx.Node, Tensor]]:
@@ -60,48 +56,83 @@ def _pairs(spec: object, value: Any) -> Iterator[tuple[fx.Node, Tensor]]:
             yield from _pairs(each, part)
 
 
-class _Arena:
-    """Memory for one sample's buffers."""
-
-    def __init__(self, size: int) -> None:
-        self.memory = aligned(size)
-        self.address = self.memory.ctypes.data
-
-
 class Program:
     """Runs a graph; several threads may. `shapes` of the inputs are fixed, but for the batch."""
 
     def __init__(self, reader: Reader, libraries: Libraries) -> None:
-        self.machine = reader.machine
-        self.region = reader.region
-        self.graph = reader.graph
-        self.plan = place(ask_ahead(reader.ops, reader.constants.size, self.machine))
-        self.levels = sorted({op.level for op in self.plan.ops})
-        self.name, self.library = libraries.of_plan(self.plan, self.machine)
-        address = self.library.address
-        self.functions = {level: PROTOTYPE(address(f"run{level}")) for level in self.levels}
-        self.shared = {level: PROTOTYPE(address(f"run{level}_shared")) for level in self.levels}
-        self.macs = sum(op.macs for op in self.plan.ops)
-        self.single = sum(op.macs for op in self.plan.ops if op.single)
+        plan = place(ask_ahead(reader.ops, reader.constants.size, reader.machine))
+        self._plan: Plan | None = plan
+        self.levels = sorted({op.level for op in plan.ops})
+        self.sizes = Sizes(
+            arena=plan.arena,
+            kept=plan.kept,
+            macs=sum(op.macs for op in plan.ops),
+            single=sum(op.macs for op in plan.ops if op.single),
+            products=sum(op.macs > 0 for op in plan.ops),
+        )
         self.whole = reader.whole
         self.signed = any(nan_of(node) for node in reader.graph.nodes)  # NaN is the lowest byte in code
-        packed = reader.constants.packed()
-        self.constants = aligned(packed.nbytes)
-        self.constants[:] = packed
-        self._constants_at = self.constants.ctypes.data
-        self.free: list[_Arena] = []
+        self._set_up(reader.region, reader.graph, reader.machine)
+        self._set_code(*libraries.of_plan(plan, reader.machine), reader.constants.packed())
         self._read_steps(reader)
+
+    @classmethod
+    def from_parts(
+        cls, region: Region, graph: fx.Graph, machine: Machine, code: tuple[str, Library, Bytes], parts: Parts
+    ) -> Program:
+        """Make a program of what was kept of one like it; `code` is its name, the functions, and the constants."""
+        made = cls.__new__(cls)
+        made._plan, made.levels, made.sizes, made.signed = None, parts.levels, parts.sizes, parts.signed
+        made.whole = False
+        made._set_up(region, graph, machine)
+        made._set_code(*code)
+        made._set_slots(parts.slots)
+        made.imports, made.results, made.by_row = parts.imports, parts.results, parts.by_row
+        made._shared, made._order = [], list(parts.levels)
+        made.set_orders([result.order for each in parts.results.values() for result in each])
+        return made
+
+    def _set_up(self, region: Region, graph: fx.Graph, machine: Machine) -> None:
+        self.region, self.graph, self.machine = region, graph, machine
+        self.placeholders = graph.find_nodes(op="placeholder")
+        (self.output,) = graph.find_nodes(op="output")
+        self.free: list[Arena] = []
+        self.checks: list[fx.Node] = []
+        self.checked: set[int] = set()
+        self.outside: dict[int, list[fx.Node]] = {}
+        self.fixed: dict[fx.Node, Any] = {}
+        self.exports: Mapping[fx.Node, Export] = {}
+        self.by_row: bool | None = None  # not known yet
+        self.remake: Callable[[], Program] | None = None  # how one from disk is read again
+
+    def _set_code(self, name: str, library: Library, constants: Bytes) -> None:
+        self.name, self.library = name, library
+        self.functions = {level: PROTOTYPE(library.address(f"run{level}")) for level in self.levels}
+        self.shared = {level: PROTOTYPE(library.address(f"run{level}_shared")) for level in self.levels}
+        self.constants = aligned(constants.nbytes)
+        self.constants[:] = constants
+        self._constants_at = self.constants.ctypes.data
+
+    def _set_slots(self, count: int) -> None:
+        self.slots = count
+        self.slot_array = ctypes.c_void_p * max(count, 1)
+
+    @property
+    def plan(self) -> Plan:
+        """The ops, which a program from disk does not need to run."""
+        if self._plan is None:
+            assert self.remake is not None
+            self._plan = self.remake().plan
+        return self._plan
 
     def _read_steps(self, reader: Reader) -> None:
         """What is handed over, and what Python runs, by level."""
         nodes = list(reader.graph.nodes)
-        self.placeholders = [node for node in nodes if node.op == "placeholder"]
-        self.output = next(node for node in nodes if node.op == "output")
         self.shapes = reader.shapes
         self.exports = reader.exports
-        self.slots = 1 + max((slot for slot in (*reader.imports, *(e.slot for e in self.exports.values()))), default=-1)
-        self.slot_array = ctypes.c_void_p * max(self.slots, 1)
-        self.imports: dict[int, list[Any]] = {level: [] for level in self.levels}
+        slots = (*reader.imports, *(export.slot for export in self.exports.values()))
+        self._set_slots(1 + max(slots, default=-1))
+        self.imports: dict[int, list[tuple[int, Import]]] = {level: [] for level in self.levels}
         for slot, made in reader.imports.items():
             users = [op.level for op in self.plan.ops if made.buffer in op.reads]
             if users:
@@ -110,9 +141,7 @@ class Program:
         needed.update(self.output.all_input_nodes)
         self.results: dict[int, list[Result]] = {level: [] for level in self.levels}
         for node, export in self.exports.items():
-            self.results[export.view.level].append(Result(node, export))
-        self.outside: dict[int, list[fx.Node]] = {}
-        self.fixed: dict[fx.Node, Any] = {}
+            self.results[export.view.level].append(Result.of(node, export))
         for node in reversed(nodes):
             value = reader.values.get(node)
             if node not in needed or not isinstance(value, Outside) or node.op == "placeholder":
@@ -141,14 +170,14 @@ class Program:
         """
         if self.whole and batch != 1:
             return False
-        if batch == 1 or not self.single:
+        if batch == 1 or not self.sizes.single:
             return True
         near, middle, far = _READS
-        read = self.single / (near if self.single < 1.5e6 else middle if self.single < 30e6 else far)
-        rest = self.macs - self.single
-        rate, calls = self.machine.rate, sum(op.macs > 0 for op in self.plan.ops)
+        read = self.sizes.single / (near if self.sizes.single < 1.5e6 else middle if self.sizes.single < 30e6 else far)
+        rest = self.sizes.macs - self.sizes.single
+        rate, calls = self.machine.rate, self.sizes.products
         here = batch * (read + rest / rate)
-        there = max(read, batch * self.single / rate) + 1.1 * batch * rest / rate + _CALL * calls
+        there = max(read, batch * self.sizes.single / rate) + 1.1 * batch * rest / rate + _CALL * calls
         return here < there
 
     def lay_out(self, expected: object) -> None:
@@ -170,8 +199,6 @@ class Program:
 
     def _read_checks(self, nodes: list[fx.Node], done: set[fx.Node]) -> None:
         """Nodes that only raise, with what only they need. They look at sizes, so once for each batch is enough."""
-        self.checks: list[fx.Node] = []
-        self.checked: set[int] = set()
         wanted = {node for node in nodes if node.op == "call_function" and node.target in _CHECKS}
         for node in reversed(nodes):
             if node in wanted and node not in done and node.op not in ("placeholder", "get_attr"):
@@ -193,7 +220,7 @@ class Program:
         if self.fixed:
             env.update(self.fixed)
         slots = self.slot_array()
-        kept = np.empty(self.plan.kept * batch, np.uint8) if len(self.levels) > 1 else None
+        kept = np.empty(self.sizes.kept * batch, np.uint8) if len(self.levels) > 1 else None
         alive: list[Tensor] = []
         threads = self.threads(batch)
         arenas = [self.take_arena()]
@@ -215,7 +242,7 @@ class Program:
         return plain(self.output.args[0], env)
 
     def _run_segment(
-        self, level: int, arenas: list[_Arena], memory: tuple[Bytes | None, Slots], batch: int, threads: int
+        self, level: int, arenas: list[Arena], memory: tuple[Bytes | None, Slots], batch: int, threads: int
     ) -> None:
         """One segment for all samples: threads take samples each, and do the rest together."""
         kept, slots = memory
@@ -248,7 +275,7 @@ class Program:
 
     def threads(self, batch: int) -> int:
         """Tell how many threads take a batch."""
-        if self.macs * batch < _WORTH_THREADS or (threads := torch.get_num_threads()) == 1:
+        if self.sizes.macs * batch < _WORTH_THREADS or (threads := torch.get_num_threads()) == 1:
             return 1
         return min(threads, os.cpu_count() or 1)
 
@@ -260,12 +287,12 @@ class Program:
         finally:
             self.free += arenas
 
-    def take_arena(self) -> _Arena:
+    def take_arena(self) -> Arena:
         """Return memory that no other thread uses. It goes back to `free`; lists of Python need no lock for that."""
         try:
             return self.free.pop()
         except IndexError:
-            return _Arena(self.plan.arena)
+            return Arena(self.sizes.arena)
 
     def hand_over(self, level: int, env: Env, slots: Slots, batch: int) -> list[Tensor]:
         """Fill the slots of a segment: inputs as they are, outputs as new tensors, which are put into `env`."""

@@ -44,13 +44,32 @@ def laid_out(tensor: Tensor) -> Tensor:
 class Result:
     """How a native tensor becomes one of torch's. Little is left to do at a call, when the caches are cold."""
 
-    def __init__(self, node: fx.Node, export: Export) -> None:
-        self.node, self.slot, self.axis = node, export.slot, export.axis
-        self.sizes = tuple(export.view.shape[axis] for axis in export.dims)
-        self.dtype = torch.uint8 if export.view.dtype == "u8" else torch.float32
-        natural = export.dims == tuple(range(len(export.dims))) and export.axis == 0
-        self.back = None if natural else [0, *(1 + export.dims.index(axis) for axis in range(len(export.dims)))]
+    def __init__(
+        self,
+        node: fx.Node,
+        *,
+        slot: int,
+        sizes: tuple[int, ...],
+        dtype: torch.dtype,
+        axis: int = 0,
+        back: tuple[int, ...] | None = None,
+    ) -> None:
+        self.node, self.slot, self.sizes, self.dtype = node, slot, sizes, dtype
+        self.axis = axis  # of the batch
+        self.back = back  # the order of axes that makes of what is written what the graph has; None if it is that
         self.order: tuple[int, ...] = ()  # of axes in memory, as the graph's result has them
+
+    @staticmethod
+    def of(node: fx.Node, export: Export) -> Result:
+        natural = export.dims == tuple(range(len(export.dims))) and export.axis == 0
+        return Result(
+            node,
+            slot=export.slot,
+            sizes=tuple(export.view.shape[axis] for axis in export.dims),
+            dtype=torch.uint8 if export.view.dtype == "u8" else torch.float32,
+            axis=export.axis,
+            back=None if natural else (0, *(1 + export.dims.index(axis) for axis in range(len(export.dims)))),
+        )
 
     def lie(self, tensor: Tensor) -> Tensor:
         """Return the tensor with its axes in that order."""

@@ -9,6 +9,7 @@ down, as a trace, it always does.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import warnings
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from fxquant.engines.agreement import compare, nudge
 from fxquant.engines.known_code import unknown_code
+from fxquant.engines.native import kept
 from fxquant.engines.native.again import Again
 from fxquant.engines.native.cache import Cache
 from fxquant.engines.native.calls import Key, batch_of, bind, first_sample, key_of, wants_gradient
@@ -181,7 +183,7 @@ class NativeRunner(Runner):
         if program.signed and any(map(has_nan, inputs)):
             raise _NotHere("where a signed tensor is not a number")
         batch = batch_of(inputs)
-        if batch > 1 and (program.single or program.whole):
+        if batch > 1 and (program.sizes.single or program.whole):
             rows = together(inputs, batch, program.whole) if self._takes_rows(region, program) else None
             joint = None if rows is None else key_of(rows.inputs)
             if rows is not None and joint is not None:
@@ -192,7 +194,7 @@ class NativeRunner(Runner):
 
     def _takes_rows(self, region: Region, program: Program) -> bool:
         if self.by_row is None:
-            self.by_row = takes_rows(region, program.graph)
+            self.by_row = takes_rows(region, program.graph) if program.by_row is None else program.by_row
         return self.by_row
 
     def _finish(self, inputs: list[object], program: Program) -> object:
@@ -226,10 +228,16 @@ class NativeRunner(Runner):
         """Make the program for a size, and compare it with the graph, unless that was done before."""
         graph = plain_graph(region)
         text = f"{graph} {key} {_layouts(region)}"  # before it is read, which folds numbers into it
+        name = kept.name_of(region, graph, text, self.machine)
+        if (known := kept.load(self.libraries, name, region, graph, self.machine)) is not None:
+            self.outside = {}
+            known.remake = functools.partial(self._remake, region, [_like(value) for value in inputs])
+            return known
         made = self._attempt(region, graph, inputs)
         orders = load_verdict(self.libraries.cache, made, text) if isinstance(made, Program) else None
         if isinstance(made, Program) and not made.whole and orders is not None:
             made.set_orders(orders)
+            kept.keep(self.libraries, name, made)
             return made
         if isinstance(made, Program) and made.whole:
             inputs = first_sample(inputs)
@@ -251,7 +259,11 @@ class NativeRunner(Runner):
             why = str(error) if isinstance(error, FxQuantError) else f"{type(error).__name__}: {error}"
             raise _Wrong(why) from error
         keep_verdict(self.libraries.cache, made, text)
+        kept.keep(self.libraries, name, made)
         return made
+
+    def _remake(self, region: Region, likes: list[Callable[[], object]]) -> Program:
+        return self.make(region, plain_graph(region), [like() for like in likes])
 
     def _attempt(self, region: Region, graph: fx.Graph, inputs: list[object]) -> Program | Exception:
         try:
@@ -300,6 +312,13 @@ class NativeRunner(Runner):
         self._forget()
 
 
+def _like(value: object) -> Callable[[], object]:
+    """Return what makes a tensor of the same sizes and strides, without keeping that one; other values stay."""
+    if not isinstance(value, Tensor):
+        return lambda: value
+    return functools.partial(torch.empty_strided, value.shape, value.stride(), dtype=value.dtype)
+
+
 def _left(reader: Reader) -> list[fx.Node]:
     """Return the nodes that Python runs on tensors with a batch."""
     return [node for node in reader.reasons if isinstance(reader.shapes.get(node), Shape) and not reads_size(node)]
@@ -309,7 +328,7 @@ def _is_plain_call(program: Program, inputs: list[object], args: tuple[object, .
     """Tell whether a program ran the arguments of a call as they were."""
     if len(inputs) != len(args) or any(map(is_not, inputs, args)):
         return False
-    return batch_of(inputs) == 1 or not (program.single or program.whole)
+    return batch_of(inputs) == 1 or not (program.sizes.single or program.whole)
 
 
 def _run(program: Program, inputs: Sequence[object]) -> object:

@@ -23,7 +23,7 @@ from fxquant.engines.hooks import Hooks
 from fxquant.engines.native.arithmetic import largest
 from fxquant.engines.native.compiler import Library, module_text, object_code
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.program import aligned
+from fxquant.engines.native.parts import aligned
 from fxquant.engines.native.recurrent import Cell, emit, pack
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.onednn.pairs import may_overflow

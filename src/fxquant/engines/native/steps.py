@@ -13,7 +13,8 @@ from torch import Tensor, fx
 from fxquant.engines.native.entry import entry
 from fxquant.engines.native.libraries import Libraries, make_kernels
 from fxquant.engines.native.ops import Op
-from fxquant.engines.native.program import PROTOTYPE, Program, aligned
+from fxquant.engines.native.parts import aligned
+from fxquant.engines.native.program import PROTOTYPE, Program
 from fxquant.engines.native.values import View
 
 
