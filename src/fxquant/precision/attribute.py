@@ -5,8 +5,9 @@ random signs v, the mean of (v . J d)^2 over v is |J d|^2, and v . J is what bac
 
     noise(tensor, grid) = mean over v of (grad(v . y) . (round(x, grid) - x))^2 / |y|^2
 
-So a pass forward and a few backward give the noise of every tensor, on every grid that it might have instead. Without
-gradients (code that detaches, or runs without them) a tensor counts by its own noise, beside its own power.
+So a pass forward and a few backward give the noise of every tensor. The gradients are kept until it is known which make
+most of it: for these, every grid that they might have instead is tried by the same formula. Without gradients (code
+that detaches, or runs without them) a tensor counts by its own noise, beside its own power.
 """
 
 from __future__ import annotations
@@ -26,23 +27,34 @@ from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.learned.autograd_context import Saved
 from fxquant.precision.outputs import named_tensors
 
+NOW = "now"  # the name of the grid that a tensor has
 PROBES = 2  # random signs for each batch
 
 Rounds = Callable[[Tensor], Tensor]
 
 
 @dataclass(slots=True)
-class _Site:
-    """What is added up at one tensor, for each of its grids: over the calls of a pass, and over the passes."""
+class _Pass:
+    """The calls of a site in one batch: what it made, and the gradients of each probe, which counts `share`."""
 
-    grids: Mapping[str, Rounds]
-    rows: int | None = None  # of a tensor that has a row for each sample; None where any row is one by itself
-    now: dict[str, Tensor] = field(default_factory=dict)
-    noise: dict[str, float] = field(default_factory=dict)
-    own: dict[str, float] = field(default_factory=dict)
+    rows: int
+    share: float = 0.0
+    calls: list[tuple[Tensor, list[Tensor]]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Site:
+    """What is added up at one tensor: over the calls of a pass, and over the passes, kept if it is an activation."""
+
+    rounds: Rounds
+    is_activation: bool
+    now: Tensor | None = None
+    noise: float = 0.0
+    own: float = 0.0
     power: float = 0.0
     calls: int = 0
-    seen: tuple[Tensor, list[Tensor]] | None = None
+    seen: tuple[Tensor, Tensor] | None = None
+    passes: list[_Pass] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,16 +71,17 @@ class Noise:
 
 def attribute(
     model: nn.Module,
-    sites: Mapping[str, tuple[nn.Module, Mapping[str, Rounds]]],
+    sites: Mapping[str, tuple[nn.Module, Rounds]],
     batches: Sequence[object],
     outputs: Sequence[str] | None = None,
+    further: Callable[[Mapping[str, Noise]], Mapping[str, Mapping[str, Rounds]]] = lambda noise: {},
 ) -> dict[str, Noise]:
     """Return the noise of each site at the outputs of these names, or at all.
 
-    A site is a module of `model` that lets a float tensor pass, and ways to round that tensor.
+    A site is a module of `model` that lets a float tensor pass, and the way in which that is rounded. From what comes
+    of it, `further` tells for which activations other ways are tried, by the names of these.
     """
-    found = {name: _Site(grids) for name, (_, grids) in sites.items()}
-    activations = [found[name] for name, (module, _) in sites.items() if isinstance(module, FakeQuant)]
+    found = {name: _Site(rounds, isinstance(module, FakeQuant)) for name, (module, rounds) in sites.items()}
     anchor = torch.zeros((), requires_grad=True)  # what makes autograd visit every site
     replaced: list[nn.Module] = []
     try:
@@ -77,13 +90,39 @@ def attribute(
             replaced.append(module)
         generator = torch.Generator().manual_seed(0)
         for batch in batches:
-            for site in activations:
-                site.rows = count_samples(batch)
+            for site in found.values():
+                site.passes.append(_Pass(count_samples(batch)))
             _probe(model, batch, found, anchor, outputs, generator, len(batches))
     finally:
         for module in replaced:
             del module.__dict__["forward"]
-    return {name: Noise(by_grid=_shares(site), own=_own(site), calls=site.calls) for name, site in found.items()}
+    noise = {name: _noise(site) for name, site in found.items()}
+    for name, grids in further(noise).items():
+        noise[name] = _with(noise[name], found[name], grids)
+    return noise
+
+
+def _noise(site: _Site) -> Noise:
+    own = site.own / site.power if site.power else 0.0
+    return Noise(by_grid={NOW: site.noise}, own={NOW: own}, calls=site.calls)
+
+
+@torch.no_grad()
+def _with(noise: Noise, site: _Site, grids: Mapping[str, Rounds]) -> Noise:
+    """The noise of a site on other grids as well."""
+    by_grid, own = dict(noise.by_grid), dict(noise.own)
+    for name, rounds in grids.items():
+        by_grid[name], energy = 0.0, 0.0
+        for each in site.passes:
+            totals = list[Tensor | None]([None] * PROBES)
+            for x, grads in each.calls:
+                lost = _lost(x, rounds)
+                energy += _energy(lost)
+                for probe, grad in enumerate(grads):
+                    totals[probe] = _moved(totals[probe], grad, lost, each.rows)
+            by_grid[name] += each.share * sum(float(total.square().sum()) for total in totals if total is not None)
+        own[name] = energy / site.power if site.power else 0.0
+    return Noise(by_grid=by_grid, own=own, calls=noise.calls)
 
 
 def count_samples(batch: object) -> int:
@@ -92,12 +131,10 @@ def count_samples(batch: object) -> int:
     return next((int(leaf.shape[0]) for leaf in tensors), 1)
 
 
-def _own(site: _Site) -> dict[str, float]:
-    return {name: noise / site.power if site.power else 0.0 for name, noise in site.own.items()}
-
-
-def _shares(site: _Site) -> dict[str, float]:
-    return {name: site.noise.get(name, 0.0) for name in site.grids}
+def _energy(x: Tensor) -> float:
+    """Return the sum of squares; in float64, which takes thirty times as long, where float32 cannot hold it."""
+    norm = float(torch.linalg.vector_norm(x))
+    return norm**2 if 1e-15 < norm < 1e15 else float(x.double().square().sum())
 
 
 def _probing(site: _Site, anchor: Tensor) -> Callable[..., Tensor]:
@@ -106,46 +143,59 @@ def _probing(site: _Site, anchor: Tensor) -> Callable[..., Tensor]:
             return x
         site.calls += 1
         with torch.no_grad():
-            site.power += float(x.square().sum(dtype=torch.float64))
+            site.power += _energy(x)
             if site.seen is None or site.seen[0] is not x:  # a weight comes again with every time step
-                site.seen = x, [rounds(x) - x for rounds in site.grids.values()]
+                site.seen = x, _lost(x, site.rounds)
             lost = site.seen[1]
-            for name, each in zip(site.grids, lost, strict=True):
-                site.own[name] = site.own.get(name, 0.0) + float(each.square().sum(dtype=torch.float64))
-        probed: Tensor = _Probe.apply(x, anchor, site, *lost)  # type: ignore[no-untyped-call]
+            site.own += _energy(lost)
+        probed: Tensor = _Probe.apply(x, anchor, site, lost)  # type: ignore[no-untyped-call]
         return probed
 
     return forward
 
 
+def _lost(x: Tensor, rounds: Rounds) -> Tensor:
+    made = rounds(x)
+    return made - x if made.data_ptr() == x.data_ptr() else made.sub_(x)  # new memory takes longer than the sum
+
+
 class _Probing(Saved, Protocol):
     site: _Site
+    grads: list[Tensor]
 
 
 class _Probe(torch.autograd.Function):
     """Lets a tensor pass; on the way back, adds up what its rounding does to the loss."""
 
     @staticmethod
-    def forward(ctx: _Probing, x: Tensor, anchor: Tensor, site: _Site, *lost: Tensor) -> Tensor:
-        ctx.site = site
-        ctx.save_for_backward(*lost)
-        return x.clone()  # no view: code after it may write in place
+    def forward(ctx: _Probing, x: Tensor, anchor: Tensor, site: _Site, lost: Tensor) -> Tensor:
+        ctx.site, ctx.grads = site, []
+        ctx.save_for_backward(lost)
+        made = x.clone()  # no view: code after it may write in place
+        if site.is_activation:
+            site.passes[-1].calls.append((x.detach(), ctx.grads))
+        return made
 
     @staticmethod
     def backward(ctx: _Probing, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        lost, (grad,) = ctx.saved_tensors, grads
-        site: _Site = ctx.site
-        by_row = grad.dim() > 1 and site.rows in (None, grad.shape[0])
-        for name, each in zip(site.grids, lost, strict=True):
-            moved = (grad * each).flatten(1).sum(1) if by_row else (grad * each).sum()
-            before = site.now.get(name)
-            if before is None:
-                site.now[name] = moved.double()
-            elif before.shape == moved.shape:
-                site.now[name] = before + moved.double()
-            else:  # calls with other sizes: all samples together
-                site.now[name] = before.sum() + moved.double().sum()
-        return grad, None, None, *(None for _ in lost)
+        (lost,), (grad,), site = ctx.saved_tensors, grads, ctx.site
+        site.now = _moved(site.now, grad, lost, site.passes[-1].rows if site.is_activation else None)
+        if site.is_activation:
+            ctx.grads.append(grad.to(torch.bfloat16))  # half of the memory, and enough for a sum
+        return grad, None, None, None
+
+
+def _moved(before: Tensor | None, grad: Tensor, lost: Tensor, rows: int | None) -> Tensor:
+    """What a rounding moves the loss by, of each sample where the tensor has a row for each, added to what was before.
+
+    Without `rows`, any row is one by itself.
+    """
+    by_row = grad.dim() > 1 and rows in (None, grad.shape[0])
+    moved = ((grad * lost).flatten(1).sum(1) if by_row else (grad * lost).sum()).double()
+    if before is None:
+        return moved
+    # of calls with other sizes, all samples together
+    return before + moved if before.shape == moved.shape else before.sum() + moved.sum()
 
 
 def _probe(
@@ -163,11 +213,11 @@ def _probe(
             torch.autograd.grad(_loss(answer, generator), anchor, retain_graph=True, allow_unused=True)
         except RuntimeError:  # the code writes in place to what gradients need
             return
+        share = 1 / (PROBES * len(answer) * count)
         for site in found.values():
-            for name, moved in site.now.items():
-                share = float(moved.square().sum()) / (PROBES * len(answer) * count)
-                site.noise[name] = site.noise.get(name, 0.0) + share
-            site.now.clear()
+            if site.now is not None:
+                site.noise += share * float(site.now.square().sum())
+            site.now, site.passes[-1].share = None, share
 
 
 def _answer(model: nn.Module, batch: object, outputs: Sequence[str] | None) -> list[Tensor]:
@@ -189,7 +239,7 @@ def _loss(answer: Sequence[Tensor], generator: torch.Generator) -> Tensor:
     loss = torch.zeros(())
     for tensor in answer:
         values = torch.where(torch.isfinite(tensor.detach()), tensor, 0.0)
-        power = float(values.detach().square().sum(dtype=torch.float64))
+        power = _energy(values.detach())
         signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor) * 2 - 1
         if power > 0:
             loss = loss + (values * signs).sum().to(loss) / power**0.5

@@ -29,11 +29,11 @@ from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.ranges import tensor_range
 from fxquant.numerics.weights.qat_block import QatBlock
 from fxquant.ops.table import OPS, Role
-from fxquant.precision.attribute import Noise, Rounds, attribute
+from fxquant.precision.attribute import NOW, Noise, Rounds, attribute
 from fxquant.quantize_fx import freeze
 from fxquant.tuning.space import product_of
 
-NOW, AT_RUN_TIME, WIDE = "now", "dynamic", "int16"  # names of grids; the others are changes of a spec
+AT_RUN_TIME, WIDE = "dynamic", "int16"  # names of grids, as NOW; the others are changes of a spec
 RANGES: dict[str, dict[str, Any]] = {
     "minmax": {"observer": "minmax"},
     "histogram": {"observer": "histogram"},
@@ -42,6 +42,7 @@ RANGES: dict[str, dict[str, Any]] = {
     "percentile 99.999": {"observer": "percentile", "percentile": 99.999},
     "entropy": {"observer": "entropy"},
 }
+MATTERS = 0.01  # of all noise: what makes less is left alone
 LOOKED_AT = 24  # sites of which other grids are tried
 SAMPLES = 4  # that gradients are taken of: they hold what a pass computes
 _PER_VALUE = 16.0  # multiply-adds that the rounding of a value, or a float op on it, is about worth
@@ -104,14 +105,28 @@ def find_sites(
     found = {site.name: (module, site) for module, site in _sites(decided, frozen) if not (left_out and site.is_weight)}
     few = [smaller(batch) for batch in batches]
     with left_as_it_was(frozen, code_only=True):
-        first = {name: (module, {NOW: _as_it_is(module)}) for name, (module, _) in found.items()}
-        noise = attribute(frozen, first, few, outputs)
-        known = sum(each.by_grid[NOW] for each in noise.values()) > 0
-        # other grids of the worst only: what each would do is kept until gradients come by
-        worst = sorted(found, key=lambda name: -_of(noise[name], known)[NOW])[:LOOKED_AT]
-        others = {name: (found[name][0], _grids(*found[name], wide)) for name in worst if not found[name][1].is_weight}
-        noise |= attribute(frozen, others, few, outputs)
+        noise = attribute(
+            frozen,
+            {name: (module, _as_it_is(module)) for name, (module, _) in found.items()},
+            few,
+            outputs,
+            lambda noise: {name: _grids(*found[name], wide) for name in _worst(noise, found)},
+        )
+    known = _is_known(noise)
     return [_measured(site, noise[name], known, len(batches)) for name, (_, site) in found.items()]
+
+
+def _worst(noise: Mapping[str, Noise], found: Mapping[str, tuple[nn.Module, Site]]) -> list[str]:
+    """The activations of which other grids are tried."""
+    known = _is_known(noise)
+    own = {name: _of(each, known)[NOW] for name, each in noise.items()}
+    least = MATTERS * sum(own.values())
+    worst = [name for name in own if own[name] > least and not found[name][1].is_weight]
+    return sorted(worst, key=lambda name: -own[name])[:LOOKED_AT]
+
+
+def _is_known(noise: Mapping[str, Noise]) -> bool:
+    return sum(each.by_grid[NOW] for each in noise.values()) > 0
 
 
 def _of(noise: Noise, known: bool) -> Mapping[str, float]:
@@ -186,13 +201,16 @@ def _readers(region: Region, at: str) -> Iterator[tuple[str, tuple[Reader, tuple
 
 
 def _grids(module: nn.Module, site: Site, wide: bool) -> dict[str, Rounds]:
-    """Ways to round the tensor of a site: as it is, and by what might be changed."""
+    """Other ways to round the tensor of a site, by what might be changed."""
     assert isinstance(module, FakeQuant)
-    found: dict[str, Rounds] = {NOW: _as_it_is(module)}
+    found: dict[str, Rounds] = {}
     if site.spec.observer == "histogram" and module.observer is not None:
         changes = {**RANGES, **({WIDE: {"bits": 16, "observer": "minmax"}} if wide else {})}
         for name, change in changes.items():
-            other = FakeQuant(site.spec.with_(**change), module.name)
+            spec = site.spec.with_(**change)
+            if spec == site.spec:  # as it is
+                continue
+            other = FakeQuant(spec, module.name)
             statistics.recall(other, [module.observer])
             other.freeze()
             found[name] = _fixed(other)

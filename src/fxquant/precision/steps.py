@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from fxquant.config.qconfig import Lift
 from fxquant.graph.amendments import Amendments, Lifted, Place, Regridded
-from fxquant.precision.sites import AT_RUN_TIME, NOW, RANGES, WIDE, Site
+from fxquant.precision.attribute import NOW
+from fxquant.precision.sites import AT_RUN_TIME, MATTERS, RANGES, WIDE, Site
 from fxquant.tuning.space import TIME
 
-_MATTERS = 0.01  # of all noise: less is left alone
 _BETTER = 0.7  # of its noise, which another range leaves at most
 _ENOUGH = 0.1  # of its noise, which more precision leaves at most
 _CALL = 2e5  # multiply-adds that the call of an op is about worth, in any precision
@@ -58,7 +58,7 @@ def better_ranges(sites: Sequence[Site]) -> Step:
         now = site.noise[NOW]
         name = min(RANGES, key=lambda each: site.noise.get(each, math.inf))
         best = site.noise.get(name, math.inf)
-        if now > _MATTERS * before and best < _BETTER * now:
+        if now > MATTERS * before and best < _BETTER * now:
             why = f"range by {name}: {_db(now, best)} dB less noise from {site.place[1]} at the outputs"
             found[site.place] = Regridded(tuple(RANGES[name].items()), why)
             after += best - now
@@ -142,7 +142,7 @@ def joined(first: Amendments, second: Amendments) -> Amendments:
 
 def _by_worth(sites: Sequence[Site], noise: float, whole: float) -> list[Site]:
     """Sites that matter, by their noise for the time that lifting costs."""
-    matter = [site for site in sites if site.noise[NOW] > _MATTERS * noise and site.readers]
+    matter = [site for site in sites if site.noise[NOW] > MATTERS * noise and site.readers]
 
     def worth(site: Site) -> float:
         return site.noise[NOW] / noise / (_added([site], whole, dynamic=False) + 1e-3)
