@@ -175,3 +175,25 @@ def test_inputs_that_hardly_vary_beside_their_mean() -> None:
     quantized = fq.quantize(model, data, algorithms=(GPTQ(most_bits=8),), engine="reference")
     with torch.no_grad():
         assert sqnr_db(model(data[0]), quantized(data[0])) > 30
+
+
+class Twins(nn.Module):
+    """Two weights of one size for one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) - self.other(x)
+
+
+def test_integers_are_chosen_once_for_each_weight_of_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x = correlated(64, 8, axis=1)
+    prepared = fq.prepare_fx(Twins().eval(), fq.get_default_qconfig_mapping(), (x,), algorithms=(GPTQ(),))
+    fq.calibrate(prepared, [x])
+    chosen, choose = [], gptq.choose_integers
+    monkeypatch.setattr(gptq, "choose_integers", lambda *given: chosen.append(given) or choose(*given))
+    one, other = (fq.convert_to_reference_fx(prepared)(x) for _ in range(2))
+    assert len(chosen) == 2 and torch.equal(one, other)

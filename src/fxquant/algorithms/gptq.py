@@ -60,13 +60,17 @@ class GPTQ(Algorithm):
         for op, gram in grams(region, self._ops(region, context)):
             moments = gram.moments()
             if moments is not None:
-                round_by(region, op, *moments, functools.partial(self._choose, gram), "GPTQ")
+                choose = functools.partial(self._choose, gram, str(op.node.target))
+                round_by(region, op, *moments, choose, "GPTQ")
 
     def _choose(
-        self, gram: Gram, weight: Tensor, second: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec
+        self, gram: Gram, path: str, weight: Tensor, second: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec
     ) -> Chosen:
-        """Choose integers, or take those that were chosen for the same weight and data: models are decided again."""
-        given, of = (weight, scale, zero_point), (spec, self.damping, float(second.sum()))
+        """Choose integers, or take those that were chosen for the same weight and data: models are decided again.
+
+        Several ops may read one tensor, so the module's path is part of the question.
+        """
+        given, of = (weight, scale, zero_point), (path, spec, self.damping, float(second.sum()))
         known = gram.answers.known.get(of)
         if known is not None and all(map(torch.equal, known[0], given)):
             return known[1]
@@ -126,6 +130,9 @@ def _choose_rows(
         groups = at[0]
         tries = torch.stack([steps[at] * share for share in shares])
         made = _round_columns(rows[at], tries, zeros[at], order[groups], factor[groups], spec)
+        if len(shares) == 1:
+            found[at] = made[0]
+            continue
         lost = (rows[at] - (made - zeros[at]) * tries).double()
         best = ((lost @ second[groups]) * lost).sum(-1).argmin(0)
         found[at] = made.gather(0, best[None, ..., None].expand(1, *made.shape[1:]))[0]
@@ -153,8 +160,8 @@ def _factor(hessian: Tensor, damping: float) -> tuple[Tensor, Tensor]:
     sorted_ = hessian.gather(1, order.unsqueeze(2).expand(-1, -1, size))
     sorted_ = sorted_.gather(2, order.unsqueeze(1).expand(-1, size, -1))
     lower = _cholesky(sorted_.flip(1, 2), torch.where(mean > 0, damping * mean, 1.0))
-    one = torch.eye(size, dtype=hessian.dtype, device=hessian.device).expand_as(lower)
-    return order, torch.linalg.solve_triangular(lower.flip(1, 2), one, upper=True).float()
+    upper = lower.flip(1, 2).float()  # float32 does: the damping bounds its condition
+    return order, torch.linalg.solve_triangular(upper, torch.eye(size).to(upper).expand_as(upper), upper=True)
 
 
 def _cholesky(matrix: Tensor, added: Tensor) -> Tensor:
@@ -173,21 +180,32 @@ def _cholesky(matrix: Tensor, added: Tensor) -> Tensor:
 
 
 def _round_columns(rows: Tensor, steps: Tensor, zeros: Tensor, order: Tensor, factor: Tensor, spec: Spec) -> Tensor:
-    """Return the integers of rows (groups, rows, features), for each try of the steps."""
+    """Return the integers of rows (groups, rows, features), for each try of the steps.
+
+    Columns come first here, so that what is done to one of them is done to memory in one piece.
+    """
     placed = order.unsqueeze(1).expand(rows.shape)
-    left = rows.gather(2, placed).expand(steps.shape).clone()
-    steps, zeros = steps.gather(3, placed.expand(steps.shape)), zeros.gather(2, placed)
-    made = torch.empty_like(left)
-    for start in range(0, left.shape[3], _BLOCK):
-        stop = min(start + _BLOCK, left.shape[3])
-        losses = torch.empty_like(left[..., start:stop])
+    left = rows.gather(2, placed).expand(steps.shape).movedim(3, 0).contiguous()
+    step = steps.gather(3, placed.expand(steps.shape)).movedim(3, 0).contiguous()
+    zero = zeros.gather(2, placed).movedim(2, 0).contiguous()
+    shifted, factors = bool(zero.any()), factor.permute(1, 2, 0).unsqueeze(-1)  # column, column, group, one
+    made, losses = torch.empty_like(left), torch.empty_like(left[:_BLOCK])
+    values, integers, lost = left.unbind(), made.unbind(), losses.unbind()
+    inverse, gains = (1.0 / step).unbind(), (1.0 / factor.diagonal(dim1=1, dim2=2).t()).unsqueeze(-1).unbind()
+    for start in range(0, len(left), _BLOCK):
+        stop = min(start + _BLOCK, len(left))
         for column in range(start, stop):
-            value, step, zero = left[..., column], steps[..., column], zeros[..., column]
-            integer = (torch.round(value / step) + zero).clamp(spec.quant_min, spec.quant_max)
-            made[..., column] = integer
-            loss = (value - (integer - zero) * step) / factor[:, column, column].unsqueeze(1)
-            losses[..., column - start] = loss
-            left[..., column + 1 : stop] -= loss.unsqueeze(-1) * factor[:, column, column + 1 : stop].unsqueeze(1)
-        left[..., stop:] -= losses @ factor[:, start:stop, stop:]
+            integer, loss = integers[column], lost[column - start]
+            torch.mul(values[column], inverse[column], out=integer).round_()
+            if shifted:
+                integer.add_(zero[column]).clamp_(spec.quant_min, spec.quant_max)
+                torch.addcmul(values[column], integer - zero[column], step[column], value=-1, out=loss)
+            else:
+                integer.clamp_(spec.quant_min, spec.quant_max)
+                torch.addcmul(values[column], integer, step[column], value=-1, out=loss)
+            loss.mul_(gains[column])
+            left[column + 1 : stop].addcmul_(factors[column, column + 1 : stop].unsqueeze(1), loss, value=-1)
+        if stop < len(left):
+            left[stop:] -= torch.einsum("kgn,ktgr->ntgr", factors[start:stop, stop:, :, 0].movedim(2, 1), losses)
     back = torch.argsort(order, dim=1).unsqueeze(1)
-    return made.gather(3, back.expand(rows.shape).expand(made.shape))
+    return made.movedim(0, 3).gather(3, back.expand(rows.shape).expand(steps.shape))

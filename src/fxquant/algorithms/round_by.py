@@ -42,7 +42,8 @@ def round_by(region: Region, op: WeightedOp, second: Tensor, mean: Tensor, choos
     elif bias is not None:
         second = second - mean.unsqueeze(2) * mean.unsqueeze(1)
     second = second.to(weight.device)
-    nearest = cost(wanted - fake_quantize(weight, scale, zero_point, op.spec), second)
+    told = second.float()  # by which the account is made
+    nearest = cost(wanted - fake_quantize(weight, scale, zero_point, op.spec), told)
     integers, scale = choose(wanted, second, scale, zero_point, op.spec)
     made = dequantize(integers, scale, zero_point, op.spec)
     if bias is not None:
@@ -51,7 +52,7 @@ def round_by(region: Region, op: WeightedOp, second: Tensor, mean: Tensor, choos
         op.module.bias = nn.Parameter(moved, requires_grad=bias.requires_grad)
     fix_weight(region, op, integers, scale, zero_point)
     lost = wanted - made
-    before, after = float(nearest.sum()), float(cost(lost, second).sum())
+    before, after = float(nearest.sum()), float(cost(lost, told).sum())
     if before > 0 and after > 0:
         remark(op.node, f"{by}: {10 * math.log10(before / after):+.1f} dB at its output beside the nearest integers")
 
