@@ -7,15 +7,16 @@ behind a silu with a long tail, all of them move the same way. A bias that is st
 moves means as well, by what is known beforehand, and the next bias takes it back. Finer grids are tried for it, which
 cut the largest biases off: those often belong to channels that a relu shuts anyway, or that a clip holds.
 
-A mean is of all places alike. Where most of them do not count, as with sentences that are padded to one length, it has
-little to say: all stays as it was unless the outputs come nearer to the float graph's. One pass in float, and two as it
-is quantized, over inputs that calibration kept.
+A mean is of all places alike. Where most of them do not count, as with sentences that are padded to one length or where
+a relu shuts a channel, it has little to say: all stays as it was unless the outputs come clearly nearer to the float
+graph's, on other inputs than those that the means are of. One pass in float, and one and a third as it is quantized,
+over inputs that calibration kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +42,19 @@ from fxquant.ops.table import Op
 from fxquant.passes.look_again import kept_inputs, watch_inputs
 
 Outputs = tuple[tuple[Tensor, ...], ...]
+Calls = Sequence[Sequence[Any]]
 
+_PARTS = 3  # of the samples; the last is what the correction is judged by
+_NEARER = 0.9  # of the distance from float, which biases have to leave at most
 _FINER = 2  # grids that are tried beside that on which all of a bias fits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredBias(Algorithm):
-    """Correct the biases of linears and convolutions on at least `samples` inputs, if calibration kept as many.
+    """Correct the biases of linears and convolutions by about `samples` inputs, if calibration kept as many.
 
     It goes after what chooses weights. Modules that are called several times are left as they are, and so are all if
-    the outputs come no nearer to those of the float graph.
+    the outputs come no nearer to those of the float graph, for a third of the inputs that is kept apart for that.
     """
 
     samples: int = 32
@@ -64,13 +68,11 @@ class MeasuredBias(Algorithm):
 
     @torch.no_grad()
     def adapt(self, region: Region, context: Context) -> None:
-        run = _Lockstep(region, Runner(region), self.samples)
-        means: dict[str, Tensor] = {}
-        for node in run:
-            op = context.ops.of_node(node, region)
-            if op is not None and op.has_weight and op.channels_at is not None and node.op == "call_module":
-                means[node.name] = run.mean(node, op)
-        plan_of(region).means = Means(by_node=means, outputs=run.outputs()) if means else None
+        kept = kept_inputs(region)
+        try:
+            plan_of(region).means = _means(region, context, _some_rows(kept, self.samples))
+        except Exception:  # the size of a batch is part of the graph
+            plan_of(region).means = _means(region, context, _some_calls(kept, self.samples))
 
     @torch.no_grad()
     def apply(self, region: Region, context: Context) -> None:
@@ -82,15 +84,54 @@ class MeasuredBias(Algorithm):
         for node, bias in biases.items():
             tensors.setdefault(str(node.target), {})["bias"] = bias.stored
         runner = Runner(region, Grids(region).quantize, tensors)
-        before, after = (_Lockstep(region, runner, self.samples) for _ in range(2))
+        judges = _judges(true.calls)
+        before, after = _Lockstep(region, runner, true.calls[-judges:]), _Lockstep(region, runner, true.calls)
         for _ in before:
             pass
         for node in after:
             if node in biases:
                 biases[node].correct(after, true.by_node[node.name])
-        if _distance(after.outputs(), true.outputs) < _distance(before.outputs(), true.outputs):
+        wanted, made = true.outputs[-judges:], after.outputs()[-judges:]
+        if _distance(made, wanted) < _NEARER * _distance(before.outputs(), wanted):
             for bias in biases.values():
                 bias.put()
+
+
+def _some_calls(kept: list[list[object]], samples: int) -> Calls:
+    """Calls that calibration kept, spread over all, of so many samples or a few more."""
+    tensors = [value for value in (kept[0] if kept else ()) if isinstance(value, Tensor) and value.dim()]
+    wanted = -(-samples // max((len(value) for value in tensors), default=1))
+    return kept[:: max(1, len(kept) // wanted)][:wanted]
+
+
+def _some_rows(kept: list[list[object]], samples: int) -> Calls:
+    """So many samples in a few calls, spread over all, where all tensors of a call have a row for each sample."""
+    sizes = [{len(value) if value.dim() else 0 for value in call if isinstance(value, Tensor)} for call in kept]
+    if not kept or any(len(each) != 1 for each in sizes) or min(map(min, sizes)) <= 1:
+        return _some_calls(kept, samples)
+    rows, found, taken = -(-samples // _PARTS), list[list[object]](), [0] * len(kept)
+    for part in range(_PARTS):
+        at = part * len(kept) // _PARTS
+        start, taken[at] = taken[at], min(taken[at] + rows, *sizes[at])
+        if start < taken[at]:
+            found.append([value[start : taken[at]] if isinstance(value, Tensor) else value for value in kept[at]])
+    return found
+
+
+def _judges(calls: Calls) -> int:
+    """Tell how many calls, the last, are kept apart; all, if there is but one."""
+    return max(1, len(calls) // _PARTS)
+
+
+def _means(region: Region, context: Context, calls: Calls) -> Means | None:
+    """Run calls of the float graph."""
+    run = _Lockstep(region, Runner(region), calls)
+    means: dict[str, Tensor] = {}
+    for node in run:
+        op = context.ops.of_node(node, region)
+        if op is not None and op.has_weight and op.channels_at is not None and node.op == "call_module":
+            means[node.name] = run.mean(node, op)
+    return Means(by_node=means, outputs=run.outputs(), calls=tuple(map(tuple, calls))) if means else None
 
 
 def _distance(made: Outputs, true: Outputs) -> float:
@@ -161,15 +202,10 @@ class _Bias:
 class _Lockstep:
     """A graph on several calls at once, node by node; values go when nothing reads them any more."""
 
-    def __init__(self, region: Region, runner: Runner, samples: int) -> None:
-        self._runner, self._nodes = runner, list(region.graph.nodes)
-        found, count = list[list[Any]](), 0
-        for call in kept_inputs(region):
-            if count < samples:
-                found.append(call)
-                count += max((len(value) for value in call if isinstance(value, Tensor) and value.dim()), default=1)
-        self._values: list[dict[fx.Node, Any]] = [{} for _ in found]
-        self._calls = found
+    def __init__(self, region: Region, runner: Runner, calls: Calls) -> None:
+        self._runner, self._nodes, self._calls = runner, list(region.graph.nodes), calls
+        self._values: list[dict[fx.Node, Any]] = [{} for _ in calls]
+        self._fitted = self._values[: -_judges(calls)] or self._values  # those that corrections are found by
 
     def __iter__(self) -> Iterator[fx.Node]:
         """The nodes, after each is computed."""
@@ -195,12 +231,13 @@ class _Lockstep:
         return tuple(tuple(x for x in found if isinstance(x, Tensor) and x.is_floating_point()) for found in leaves)
 
     def mean(self, node: fx.Node, op: Op) -> Tensor:
-        """Of the channels of what an op made, over all calls."""
+        """Of the channels of what an op made, over the calls that are fitted."""
         total, count = torch.zeros((), dtype=torch.float64), 0
-        for values in self._values:
+        for values in self._fitted:
             made, at = values[node], _channels_at(values[node], op)
             others = [axis for axis in range(made.dim()) if axis != at]
-            total = total + (made.sum(others, dtype=torch.float64) if others else made.double()).cpu()
+            # sums of float32 in one call are pairwise; float64 takes ten times as long
+            total = total + (made.float().sum(others) if others else made).double().cpu()
             count += made.numel() // made.shape[at]
         return total / count
 
@@ -214,7 +251,7 @@ class _Lockstep:
         user = next(iter(node.users), node)
         follows = len(node.users) == 1 and user.all_input_nodes == [node] and user.op != "output"
         total = 0.0
-        for values in self._values:
+        for values in self._fitted:
             ends = [_plus(values[node], op, each) for each in (wanted, by)]
             if follows:
                 ends = [self._after(user, node, end) for end in ends]

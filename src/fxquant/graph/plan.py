@@ -28,10 +28,11 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Means:
-    """Of the channels that ops make in float, by node, on inputs that calibration kept; and what each call gives."""
+    """Of the channels that ops make in float, by node, on calls of the graph; and what each call gives."""
 
     by_node: Mapping[str, Tensor]
     outputs: tuple[tuple[Tensor, ...], ...]
+    calls: tuple[tuple[Any, ...], ...]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,6 +42,7 @@ class Plan:
     fused: bool = False  # its batch norms went into the ops before them
     request: Request | None = None  # what prepare_fx was asked for, as long as nothing is decided
     algorithms: tuple[Algorithm, ...] = ()  # at work on it, until they are applied
+    adapted: bool = False  # by these: they rewrote the float graph after calibration
     statistics_path: str = ""  # where the observers of a model are of which nothing is decided
     watched: Mapping[str, tuple[str, ...]] | None = None  # the tensors that each of these sees
     quantizers: Mapping[str, Spec] | None = None  # by id
