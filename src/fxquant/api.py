@@ -25,7 +25,7 @@ from fxquant.engines.native.settings import Native
 from fxquant.engines.table import as_engine
 from fxquant.errors import ArchiveError, ConfigError, FxQuantError
 from fxquant.flows.calibrate import as_example, calibrate, peek
-from fxquant.flows.decide import decide
+from fxquant.flows.decide import adapt, decide
 from fxquant.graph.given import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
 from fxquant.precision.auto import Precision, assured, check_precision, keep_first
@@ -120,7 +120,9 @@ def quantize(
     if engine == AUTO:
         converted, chosen = _convert_for_fastest(prepared, converting, example)
     else:
-        converted, chosen = _convert_for(prepared, converting, as_engine(engine), warn=not automatic)
+        chosen = as_engine(engine)
+        prepared = adapt(prepared, engine=chosen)
+        converted = _convert_for(prepared, converting, chosen, warn=not automatic)
     return assured(
         model,
         prepared,
@@ -170,13 +172,11 @@ def _convert_for_fastest(
     return converted, as_engine(next(name for name, made in found.items() if made is converted))
 
 
-def _convert_for(
-    prepared: nn.Module, converting: ConvertCustomConfig, engine: Engine, *, warn: bool
-) -> tuple[nn.Module, Engine]:
+def _convert_for(prepared: nn.Module, converting: ConvertCustomConfig, engine: Engine, *, warn: bool) -> nn.Module:
     decided = decide(prepared, engine=engine)
     if warn:
         warn_eaten(find_eaten(prepared, decided), stacklevel=3)
-    return convert_fx(decided, converting, engine=engine), engine
+    return convert_fx(decided, converting, engine=engine)
 
 
 def _mapping(mode: str, target: Target | str | None) -> QConfigMapping:

@@ -14,16 +14,19 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 import fxquant as fq
+from fxquant.algorithms import Algorithm
 from fxquant.algorithms.efforts import EFFORTS, Effort
 from fxquant.config.rules import Rules
 from fxquant.engines import choose
 from fxquant.engines.table import as_engine
 from fxquant.flows.decide import decide
-from fxquant.graph.region import regions
+from fxquant.graph.context import Context
+from fxquant.graph.region import Region, plan_of, regions
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.ops.table import OPS
 from fxquant.passes.candidates import same_op
 from fxquant.targets import by_name
+from precision_models import collapsing
 from zoo import ZOO
 
 TARGETS = {"reference": "x86", "onnxruntime": "onnxruntime", "openvino": "openvino"}  # by engine
@@ -279,3 +282,16 @@ def test_a_target_of_the_users_own_is_decided_as_well() -> None:
     plain = dataclasses.replace(by_name("x86"), name="plain", residual=frozenset())
     rows = {row.node: row for row in fq.explain(decide(calibrated(Curves()), target=plain))}
     assert rows["add"].group == "add"
+
+
+def test_algorithms_rewrite_the_calibrated_graph_once_however_often_it_is_decided() -> None:
+    model, data = collapsing()
+    seen: list[bool] = []
+
+    class Counting(Algorithm):
+        def adapt(self, region: Region, context: Context) -> None:
+            seen.append(bool(plan_of(region).statistics_path))
+
+    with pytest.warns(UserWarning, match="Lifted"):
+        fq.quantize(model, data, algorithms=(Counting(),), engine="reference")
+    assert seen.count(True) == 1

@@ -2,6 +2,7 @@
 
     prepared model  =  float graph (folded)  +  answers of the rules  +  statistics by tensor
     decide          :  prepared model, target, rules  ->  the graph with quantizers, which have what calibration saw
+    adapt           :  prepared model, target  ->  the same, once algorithms have rewritten its float graph
 
 `watch` makes the first out of a float model: it asks `decide` what each of the targets would need, and watches the
 union. A model for training is decided when it is prepared, since training shapes it for one target.
@@ -18,7 +19,7 @@ from fxquant.config.target import Target
 from fxquant.engines.engine import Engine
 from fxquant.engines.native.settings import Native
 from fxquant.engines.table import as_engine
-from fxquant.flows.pipelines import DECIDE, DECIDE_QAT, WATCH
+from fxquant.flows.pipelines import ADAPT, DECIDE, DECIDE_QAT, WATCH
 from fxquant.graph.amendments import Amendments
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
@@ -48,16 +49,25 @@ def decide(
     decided = prepared if in_place else clone_tree(prepared)
 
     def context(region: Region) -> Context:
-        request = _request(region)
         return Context(
-            target=target or request.target or as_engine(engine).target(),
-            rules=None if request.own_rules else rules,
+            target=_target(region, target, engine),
+            rules=None if _request(region).own_rules else rules,
             amendments=amendments or Amendments(),
         )
 
     run_passes(decided, DECIDE, context, only=is_open)
     _close(decided)
     return decided
+
+
+def adapt(prepared: nn.Module, *, engine: Engine) -> nn.Module:
+    """Return a calibrated model whose algorithms have rewritten the float graph, to be decided for one engine often.
+
+    Equalization and smoothing run the graph on the inputs that calibration kept. Their result depends on no amendment.
+    """
+    adapted = clone_tree(prepared)
+    run_passes(adapted, ADAPT, lambda region: Context(target=_target(region, None, engine)), only=is_open)
+    return adapted
 
 
 def watch_for(model: nn.Module, targets: Iterable[Target]) -> nn.Module:
@@ -95,6 +105,10 @@ def is_open(region: Region) -> bool:
 def _close(model: nn.Module) -> None:
     for _, region in regions(model):
         plan_of(region).request = None
+
+
+def _target(region: Region, target: Target | None, engine: Engine | Native | str | None) -> Target:
+    return target or _request(region).target or as_engine(engine).target()
 
 
 def _request(region: Region) -> Request:

@@ -78,9 +78,12 @@ PREPARE_QAT: Pipeline = (
     write_request,
 )
 WATCH: Pipeline = (watch,)
-DECIDE: Pipeline = (
+ADAPT: Pipeline = (
     unwatch,
     adapt_calibrated,
+)
+DECIDE: Pipeline = (
+    *ADAPT,
     choose,
     amend_choices,
     split_ops,

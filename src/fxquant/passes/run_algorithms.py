@@ -15,9 +15,12 @@ def rewrite_float(region: Region, context: Context) -> None:
 
 
 def adapt_calibrated(region: Region, context: Context) -> None:
-    """Let the algorithms rewrite the float graph by what calibration saw."""
+    """Let the algorithms rewrite the float graph by what calibration saw, unless they have."""
+    if plan_of(region).adapted:
+        return
     for algorithm in plan_of(region).algorithms:
         algorithm.adapt(region, context)
+    plan_of(region).adapted = True
 
 
 def apply_algorithms(region: Region, context: Context) -> None:
