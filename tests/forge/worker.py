@@ -44,7 +44,7 @@ class Watch:
         self.events: list[str] = []
         roots = {sys.prefix, sys.base_prefix, *(sysconfig.get_paths().values()), *map(str, sys.path)}
         self.known = (
-            *(str(Path(root).resolve()) for root in roots if root),
+            *(str(path) for root in roots if root for path in (Path(root).absolute(), Path(root).resolve())),
             "/proc",
             "/sys",
             "/dev",

@@ -6,9 +6,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import sys
 from collections.abc import Mapping
+from types import FrameType
 
 import torch
 from torch import fx, nn
@@ -30,7 +33,7 @@ def set_origins(graph: fx.Graph, root: nn.Module) -> None:
     for node in graph.nodes:
         meta = {key: node.meta[key] for key in META_KEYS if key in node.meta}
         meta["scope"] = _scope(node.meta.get("nn_module_stack") or {}, root, paths)
-        meta["where"] = _where(node.stack_trace or "")
+        meta["where"] = _where(node.stack_trace) if node.stack_trace else meta.get("where", "")
         node.meta = meta
 
 
@@ -59,6 +62,17 @@ def _where(trace: str) -> str:
     return ""
 
 
+def users_line() -> str:
+    """Return the line of the user's code that is running: "file.py:12", or ""."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+@functools.lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Tell whether a source file is neither torch's nor ours."""
     return not file.startswith((*_OURS, "<", "torch/")) and "importlib" not in file

@@ -11,7 +11,6 @@ the code did not ask for stays free. What follows from the values in a tensor is
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import linecache
 import sys
@@ -28,6 +27,7 @@ from torch.utils import _pytree as pytree
 from fxquant.capture.compare import copy_inputs
 from fxquant.capture.guards import check_same
 from fxquant.capture.inputs import Slot
+from fxquant.capture.symbolic.late_import import importing_without
 from fxquant.errors import Reason
 from fxquant.graph.op_mode import Op, OpMode
 
@@ -234,12 +234,10 @@ def seeing_proxies(tree: nn.Module) -> Iterator[None]:
         return original_tensor(data, **kwargs)
 
     original_tensor = torch.tensor
-    importlib.import_module("torch._dynamo")  # tracing imports it, and it keeps what it finds under these names
-    with contextlib.ExitStack() as stack:
-        for name in ("zeros", "ones", "empty", "rand", "randn"):
-            stack.enter_context(mock.patch.object(torch, name, sized(getattr(torch, name))))
-        for name in ("finfo", "iinfo"):
-            stack.enter_context(mock.patch.object(torch, name, of_dtype(getattr(torch, name))))
-        stack.enter_context(mock.patch.object(torch, "tensor", tensor))
-        stack.enter_context(_patched_isinstance(tree))
+    replaced: dict[str, Any] = {
+        **{name: sized(getattr(torch, name)) for name in ("zeros", "ones", "empty", "rand", "randn")},
+        **{name: of_dtype(getattr(torch, name)) for name in ("finfo", "iinfo")},
+        "tensor": tensor,
+    }
+    with importing_without(lambda: mock.patch.multiple(torch, **replaced), "torch._dynamo"), _patched_isinstance(tree):
         yield

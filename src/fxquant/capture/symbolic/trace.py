@@ -21,7 +21,7 @@ from fxquant.capture.guards import unpack
 from fxquant.capture.inputs import add_placeholders, as_call
 from fxquant.capture.reasons import Cause
 from fxquant.capture.request import Request
-from fxquant.capture.source_lines import locate, reason, reason_of, set_origins
+from fxquant.capture.source_lines import locate, reason, reason_of, set_origins, users_line
 from fxquant.capture.symbolic.concrete import (
     DataDependent,
     Refused,
@@ -51,8 +51,6 @@ _IN_PLACE = frozenset(
 
 
 class _Tracer(fx.Tracer):
-    record_stack_traces = True
-
     def __init__(
         self,
         request: Request,
@@ -77,6 +75,12 @@ class _Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return Proxy(node, self)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        if not node.stack_trace:  # that of a graph which is taken over
+            node.meta["where"] = users_line()
+        return node
 
     def create_proxy(
         self, kind: str, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any, **more: Any
