@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import fxquant as fq
+from fxquant import compat
 from fxquant.engines.native.apply import has_native
 from fxquant.errors import InputError
 
@@ -121,3 +124,31 @@ def test_what_cannot_be_quantized_is_named() -> None:
         model(x.double())
     with pytest.raises(InputError, match="is list"):
         model(input=x.tolist())
+
+
+class Rooted(nn.Module):
+    """NaN arises inside, in an op that has no kernel or in one that has."""
+
+    def __init__(self, divides: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.divides = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), divides
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, side = self.first(x), x[:, 1:2].relu()
+        return self.last(F.hardswish(y.relu() * side / side) if self.divides else (y.relu() * x[:, 1:2]).sqrt())
+
+
+@pytest.mark.parametrize("divides", [False, True])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nan_that_arises_inside_is_the_integer_0(engine: str, signed: bool, divides: bool) -> None:
+    model, x = Rooted(divides).eval(), torch.randn(2, 3, 8, 8)
+    dtype, scheme = (torch.qint8, torch.per_tensor_symmetric) if signed else (torch.quint8, torch.per_tensor_affine)
+    activation = compat.MinMaxObserver.with_args(dtype=dtype, qscheme=scheme)
+    qconfig = compat.QConfig(activation, compat.default_weight_observer)
+    prepared = fq.prepare_fx(model, fq.QConfigMapping().set_global(qconfig), (x,))
+    prepared(x.abs() + 0.1)
+    expected = fq.convert_fx(copy.deepcopy(prepared), engine="reference")(x)
+    found = fq.convert_fx(prepared, engine=fq.Native(cache=None) if engine == "native" else engine)
+    for _ in range(2):
+        assert torch.allclose(found(x), expected, atol=1e-4)

@@ -45,6 +45,7 @@ class Attention:
     out: Literal["u8", "f32"] = "f32"
     low: int = 0
     high: int = 255
+    nan: int = 0
 
     def blocks(self, machine: Machine) -> int:
         return -(-self.queries // (VECTORS * machine.floats))
@@ -242,8 +243,7 @@ class _Block:
         if spec.out == "f32":
             k.store_part("float", n, kept, row, place)
             return
-        steps = k.round(k.least(k.splat(_LARGEST), k.binary("fmul", row, grid[0], self.size), self.size), self.size)
-        whole = k.value(f"add <{n} x i32> {steps}, {k.round(grid[1], self.size)}")
+        whole = k.steps(row, (grid[0], grid[1], spec.nan), self.size)
         k.store_part("i8", n, kept, k.clamp_bytes(k.narrow([whole], self.size), spec.low, spec.high, n), place)
 
 

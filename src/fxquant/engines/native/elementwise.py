@@ -54,6 +54,7 @@ class Elementwise:
     expr: Expr
     low: int = 0
     high: int = 255
+    nan: int = 0
     copies: bool = False
 
 
@@ -196,11 +197,7 @@ def _vectors(k: Kernel, spec: Elementwise, bases: list[str], out: str, parts: in
         _store(k, "float", results[0], out, spec.out.strides[-1], kept)
         return
     inverse, zero = (_param(k, first + offset) for offset in (0, 1))
-    whole = k.round(zero, width)
-    rounded = []
-    for x in results:
-        steps = k.least(k.splat(_LARGEST), k.binary("fmul", x, inverse, width), width)
-        rounded.append(k.value(f"add <{n} x i32> {k.round(steps, width)}, {whole}"))
+    rounded = [k.steps(x, (inverse, zero, spec.nan), width) for x in results]
     size = n * parts
     packed = k.clamp_bytes(k.narrow(rounded, width), spec.low, spec.high, size)
     if parts == 4:

@@ -36,6 +36,7 @@ class GroupNorm:
     out: Literal["u8", "f32"]
     low: int = 0
     high: int = 255
+    nan: int = 0
 
     @property
     def padded(self) -> int:
@@ -140,8 +141,7 @@ def _write(k: Kernel, spec: GroupNorm, means: str, roots: str) -> None:
             k.store_part("float", n, kept, value, k.step(out, channel, 4))
             return
         inverse, zero = (_number(k, spec, index) for index in (2, 3))
-        steps = k.least(k.splat(_LARGEST), k.binary("fmul", value, inverse, width), width)
-        whole = k.value(f"add <{n} x i32> {k.round(steps, width)}, {k.round(zero, width)}")
+        whole = k.steps(value, (inverse, zero, spec.nan), width)
         packed = k.clamp_bytes(k.narrow([whole], width), spec.low, spec.high, n)
         k.store_part("i8", n, kept, packed, k.step(out, channel, 1))
 

@@ -24,6 +24,7 @@ class Planes:
     out_row: int
     low: int
     high: int
+    nan: int = 0
 
 
 def quantize_planes(name: str, spec: Planes, machine: Machine) -> Kernel:
@@ -55,8 +56,7 @@ def _quantize(k: Kernel, x: str, spec: Planes) -> str:
     """Int32 in the range of the grid."""
     n, width = k.machine.floats, k.machine.width
     inverse, zero = (k.load(f"<{n} x float>", k.at("%params", offset), width) for offset in (0, 64))
-    steps = k.least(k.splat(_LARGEST), k.binary("fmul", x, inverse, width), width)
-    moved = k.value(f"add <{n} x i32> {k.round(steps, width)}, {k.round(zero, width)}")
+    moved = k.steps(x, (inverse, zero, spec.nan), width)
     low = k.call(f"llvm.smax.v{n}i32", moved, f"splat (i32 {spec.low})")
     return k.call(f"llvm.smin.v{n}i32", low, f"splat (i32 {spec.high})")
 

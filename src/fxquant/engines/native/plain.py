@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
-from fxquant.engines.onednn.unsigned import move_up
+from fxquant.engines.onednn.unsigned import move_up, without_nan
 from fxquant.graph.lowering import filled_graph
 from fxquant.graph.region import Region
 
@@ -27,7 +28,17 @@ def interpret(region: Region, graph: fx.Graph, inputs: Sequence[object]) -> obje
 def run_plain(region: Region, graph: fx.Graph, inputs: Sequence[object]) -> object:
     """Return the same as the argument of the output node."""
     with torch.no_grad():
-        return fx.Interpreter(region, graph=graph).run(*inputs, enable_io_processing=False)
+        return _Plain(region, graph=graph).run(*inputs, enable_io_processing=False)
+
+
+class _Plain(fx.Interpreter):
+    """Gives the integers of the graph that was not moved up yet."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op != "call_function":
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        return self.call_function(n.target, without_nan(n, args), kwargs)
 
 
 def returned(graph: fx.Graph, made: object) -> object:

@@ -24,7 +24,7 @@ from fxquant.engines.native.results import Env, Result, laid_out, plain
 from fxquant.engines.native.shapes import Shape, Unread, order_of
 from fxquant.engines.native.slots import Export, Import
 from fxquant.engines.native.threads import workers
-from fxquant.engines.onednn.unsigned import nan_of
+from fxquant.engines.onednn.unsigned import nan_of, without_nan
 from fxquant.errors import InputError
 from fxquant.graph.nodes import reads_size
 from fxquant.graph.paths import get_attr
@@ -71,7 +71,9 @@ class Program:
             products=sum(op.macs > 0 for op in plan.ops),
         )
         self.whole = reader.whole
-        self.signed = any(nan_of(node) for node in reader.graph.nodes)  # NaN is the lowest byte in code
+        self.signed = any(
+            nan_of(node) for node in reader.graph.nodes
+        )  # NaN of inputs may get lost on the way to a grid
         self._set_up(reader.region, reader.graph, reader.machine)
         self._set_code(*libraries.of_plan(plan, reader.machine), reader.constants.packed())
         self._read_steps(reader)
@@ -326,7 +328,7 @@ class Program:
                 found = env[operand] = laid_out(found)
             return found
 
-        args, kwargs = fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)
+        args, kwargs = without_nan(node, fx.node.map_arg(node.args, value)), fx.node.map_arg(node.kwargs, value)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         function: Any = self.region.get_submodule(str(node.target)) if node.op == "call_module" else node.target

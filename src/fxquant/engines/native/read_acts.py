@@ -12,6 +12,7 @@ from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid
 from fxquant.engines.onednn.support import clamp_bounds, setting
+from fxquant.engines.onednn.unsigned import nan_of
 from fxquant.engines.read_qdq import dtype_of, grid_of
 from fxquant.graph import torch_compat
 
@@ -46,7 +47,7 @@ def grid_of_quantize(reader: Reader, node: fx.Node) -> Grid:
     assert isinstance(low, int) and isinstance(high, int)
     if dtype_of(node) != torch.uint8:
         raise Unread("kernels take uint8 tensors")
-    return Grid(scale=scale, zero=zero, low=low, high=high)
+    return Grid(scale=scale, zero=zero, low=low, high=high, nan=nan_of(node))
 
 
 def is_channel_quantize(node: object) -> bool:

@@ -98,6 +98,7 @@ def _one_kernel(
         out=out.dtype,
         low=0 if grid is None else grid.low,
         high=255 if grid is None else grid.high,
+        nan=0 if grid is None else grid.nan,
     )
     if spec.scratch(machine) > _MOST_SCRATCH:
         return None

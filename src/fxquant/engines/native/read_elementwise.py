@@ -54,7 +54,8 @@ def quantize_picture(reader: Reader, node: fx.Node, view: View, grid: Grid) -> V
         return None
     channels, height, width = view.shape
     out = image("u8", view.shape, reader.border(node) or (0, 0), grid, view.level + 1, tight=True)
-    spec = Planes(channels=channels, rows=height, width=width, out_row=out.strides[1], low=grid.low, high=grid.high)
+    ends = {"low": grid.low, "high": grid.high, "nan": grid.nan}
+    spec = Planes(channels=channels, rows=height, width=width, out_row=out.strides[1], **ends)
     params = np.repeat(np.array([1.0 / grid.scale, grid.zero], np.float32), 16)
     reader.emit(
         quantize_planes,

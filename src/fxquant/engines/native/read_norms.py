@@ -77,8 +77,8 @@ def read_layer_norm(reader: Reader, node: fx.Node) -> Value:
     params = np.concatenate((weight, bias))
     level = x.level + x.level % 2
     out = dense("f32" if grid is None else "u8", x.shape, order_of_rows(x), grid, level)
-    low, high = (0, 255) if grid is None else (grid.low, grid.high)
-    spec = Rows(kind="layer_norm", dims=(), length=shape[0], eps=eps, out=out.dtype, low=low, high=high)
+    low, high, nan = (0, 255, 0) if grid is None else (grid.low, grid.high, grid.nan)
+    spec = Rows(kind="layer_norm", dims=(), length=shape[0], eps=eps, out=out.dtype, low=low, high=high, nan=nan)
     emit_rows(reader, spec, x, out, params, "layer norm")
     if after is not None:
         reader.taken[after] = out
@@ -118,6 +118,7 @@ def read_group_norm(reader: Reader, node: fx.Node) -> Value:
         out=out.dtype,
         low=0 if grid is None else grid.low,
         high=255 if grid is None else grid.high,
+        nan=0 if grid is None else grid.nan,
     )
     params = np.concatenate((*_affine(reader, node, (2, 3), channels), _numbers(x.grid, grid)))
     label = f"group norm {'x'.join(map(str, shape))} / {groups}"

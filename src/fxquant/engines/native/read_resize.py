@@ -77,6 +77,7 @@ def _emit(reader: Reader, x: View, out: View, y_sums: Sums, x_sums: Sums, copies
         out=out.dtype,
         low=0 if out.grid is None else out.grid.low,
         high=255 if out.grid is None else out.grid.high,
+        nan=0 if out.grid is None else out.grid.nan,
         copies=copies,
     )
     scale, low = (1.0, 0) if x.grid is None else (x.grid.scale, x.grid.zero)

@@ -219,6 +219,7 @@ class Reader:
             expr=value.expr,
             low=grid.low if grid is not None else 0,
             high=grid.high if grid is not None else 255,
+            nan=grid.nan if grid is not None else 0,
             copies=same,
         )
         grids = [None if view.grid is None else (view.grid.scale, view.grid.zero) for view in operands]

@@ -34,6 +34,7 @@ class Resize:
     out: Literal["u8", "f32"]
     low: int = 0
     high: int = 255
+    nan: int = 0
     copies: bool = False
 
     @property
@@ -138,7 +139,6 @@ def _store(k: Kernel, spec: Resize, total: str, address: str, kept: int) -> None
     if spec.out == "f32":
         k.store_part("float", n, kept, value, address)
         return
-    steps = k.least(k.splat(_LARGEST), value, width)
-    whole = k.value(f"add <{n} x i32> {k.round(steps, width)}, {k.round(zero, width)}")
+    whole = k.steps(value, ("", zero, spec.nan), width)
     packed = k.clamp_bytes(k.narrow([whole], width), spec.low, spec.high, n)
     k.store_part("i8", n, kept, packed, address)

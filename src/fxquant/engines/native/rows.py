@@ -34,6 +34,7 @@ class Rows:
     out: Literal["u8", "f32"] = "f32"
     low: int = 0
     high: int = 255
+    nan: int = 0
 
 
 def emit(name: str, spec: Rows, machine: Machine) -> Kernel:
@@ -189,6 +190,8 @@ def _layer_norm(row: _Row) -> None:
             for at, value in zip(group, values, strict=True):
                 k.store_part("float", n, at.kept, value, row.place(row.out, at))
             return
+        if spec.nan:
+            values = [k.or_else(value, k.splat(float(spec.nan)), width) for value in values]
         steps = [k.round(k.least(k.splat(_LARGEST), value, width), width) for value in values]
         if len(group) == _WAYS and group[-1].kept == n:
             packed = k.clamp_bytes(_in_order(k, k.narrow(steps, width), width), spec.low, spec.high, width)

@@ -46,13 +46,17 @@ class Buffer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """The grid of a u8 tensor. `channels` are scales of their own for the channels, the first axis of a sample."""
+    """The grid of a u8 tensor. `channels` are scales of their own for the channels, the first axis of a sample.
+
+    `nan` is what NaN becomes: 0, or more where the grid was signed.
+    """
 
     scale: float
     zero: int
     low: int = 0
     high: int = 255
     channels: tuple[float, ...] = ()
+    nan: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,6 +20,7 @@ from fxquant.engines.native.ir import Function, number
 from fxquant.engines.native.machine import Machine
 
 MAGIC = 12582912.0  # 1.5 * 2**23: the sum of it and a small integer has that integer in its low bits
+_LARGEST = float(2**30)
 MAGIC_BITS = 0x4B400000
 
 
@@ -90,6 +91,21 @@ class Kernel(Function):
         n = width // 4
         better = self.value(f"fcmp {compare} <{n} x float> {a}, {b}")
         return self.value(f"select <{n} x i1> {better}, <{n} x float> {a}, <{n} x float> {b}")
+
+    def or_else(self, x: str, other: str, width: int) -> str:
+        """Return x, and `other` where x is NaN."""
+        n = width // 4
+        known = self.value(f"fcmp ord <{n} x float> {x}, {x}")
+        return self.value(f"select <{n} x i1> {known}, <{n} x float> {x}, <{n} x float> {other}")
+
+    def steps(self, x: str, grid: tuple[str, str, int], width: int) -> str:
+        """From x / scale to int32; `grid`: 1 / scale or nothing, the zero point, and what NaN becomes, 0 or more."""
+        inverse, zero, nan = grid
+        moved = x if not inverse else self.binary("fmul", x, inverse, width)
+        if nan:  # otherwise it is the lowest number, which is cut off at 0
+            moved = self.or_else(moved, self.binary("fsub", self.splat(float(nan)), zero, width), width)
+        bounded = self.least(self.splat(_LARGEST), moved, width)
+        return self.value(f"add <{width // 4} x i32> {self.round(bounded, width)}, {self.round(zero, width)}")
 
     def round(self, x: str, width: int) -> str:
         """To the nearest int32, half to even."""

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -38,3 +40,12 @@ def _move_up(node: fx.Node) -> None:
 def nan_of(quantize: fx.Node) -> int:
     """Return the integer that NaN becomes: 0, which a cast makes of it, moved up where the grid was."""
     return _UP if quantize.meta.get(_MOVED) else 0
+
+
+def without_nan(node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values that a node is called with: numbers in the place of NaN where it quantizes and was moved up."""
+    nan = nan_of(node) if is_quantize(node) else 0
+    if not nan or not args[0].is_floating_point():
+        return args
+    x, scale, zero, *rest = args
+    return (torch.where(x.isnan(), (nan - zero) * scale, x), scale, zero, *rest)
