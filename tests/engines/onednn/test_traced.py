@@ -46,6 +46,7 @@ def test_a_saved_trace_gives_the_same(name: str, mode: Any) -> None:
     quantized = fq.quantize(model, [args], mode=mode, example_inputs=args)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        warnings.simplefilter("error", torch.jit.TracerWarning)  # our own code gives the user none to read
         loaded = traced(quantized, args)
     assert same(loaded(*args), quantized(*args))
     twice = tuple(torch.cat([x, x.flip(0)]) if isinstance(x, Tensor) else x for x in args)

@@ -172,11 +172,23 @@ def mul(a: Tensor, a_grid: Grid, b: Tensor, b_grid: Grid, grid: Grid, relu: bool
 
 def _binary(kernel: Callable[..., Tensor], a: Tensor, a_grid: Grid, b: Tensor, b_grid: Grid, grid: Grid) -> Tensor:
     """One of torch's quantized binary kernels. They are fast on operands of one shape and layout: bytes are spread."""
-    if a.shape != b.shape:
-        shape = torch.broadcast_shapes(a.shape, b.shape)
-        layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
-        a, b = (x if x.shape == shape else x.expand(shape).contiguous(memory_format=layout) for x in (a, b))
+    if not _are_alike(a, b):
+        wide = torch.broadcast_tensors(a, b)
+        layout = torch.channels_last if wide[0].dim() == 4 else torch.contiguous_format
+        a, b = (
+            x if _are_alike(x, y) else y.contiguous(memory_format=layout) for x, y in zip((a, b), wide, strict=True)
+        )
     return _plain(kernel(_as_quantized(a, *a_grid), _as_quantized(b, *b_grid), *grid), a.dtype)
+
+
+@torch_compat.on_plain_sizes
+def _is_empty(x: Tensor) -> bool:
+    return not x.numel()
+
+
+@torch_compat.on_plain_sizes
+def _are_alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape
 
 
 def _requantize(x: Tensor, grid: Grid, dtype: torch.dtype) -> Tensor:
@@ -215,7 +227,7 @@ def quantize_dynamic(x: Tensor, symmetric: bool, smallest: float, most: int) -> 
     """
     _check_float(x)
     middle = (most + 1) // 2
-    if not x.numel():
+    if _is_empty(x):
         return torch.empty_like(x, dtype=torch.uint8), 1.0, middle if symmetric else 0
     if torch_compat.is_traced():
         return _quantize_dynamic(x, symmetric, smallest, most)
