@@ -37,11 +37,13 @@ def decide(
     rules: Rules | None = None,
     amendments: Amendments | None = None,
     in_place: bool = False,
+    runs: bool = True,
 ) -> nn.Module:
     """Return the model with quantizers in place, in the state of observing. It shares its tensors with `prepared`.
 
     The target is `target`; or what the model was prepared for; or what `engine` asks for. `rules` go before those that
     it was prepared with, except in standalone modules that have their own; `amendments` change what comes out of both.
+    If it is only looked at, it need not be one that `runs`.
     Batch norms stay folded as they are. Regions of which all is decided (from prepare_qat_fx or freeze) stay so.
     """
     if not any(is_open(region) for _, region in regions(prepared)):
@@ -55,7 +57,7 @@ def decide(
             amendments=amendments or Amendments(),
         )
 
-    run_passes(decided, DECIDE, context, only=is_open)
+    run_passes(decided, DECIDE, context, only=is_open, runs=runs)
     _close(decided)
     return decided
 
@@ -73,10 +75,10 @@ def adapt(prepared: nn.Module, *, engine: Engine) -> nn.Module:
 def watch_for(model: nn.Module, targets: Iterable[Target]) -> nn.Module:
     """Watch, in place, what decisions for any of these targets need to know of the tensors of a float model.
 
-    What comes back is a copy that is decided for the first of them.
+    What comes back is a copy that is decided for the first of them, to be looked at.
     """
     wanted: dict[str, list[Needs]] = {}
-    decided = [(target, decide(model, target=target)) for target in targets]
+    decided = [(target, decide(model, target=target, runs=False)) for target in targets]
     for target, made in decided:
         for path, region in regions(made):
             wanted.setdefault(path, []).append(needs(region, Context(target=target)))

@@ -273,7 +273,7 @@ class Region(fx.GraphModule):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Region:
-        return _rebuild(copy.deepcopy(self._plain_state(), memo), copy.deepcopy(self.graph, memo))
+        return _rebuild(copy.deepcopy(self._plain_state(), memo), copy.deepcopy(self.graph, memo), like=self)
 
     def __copy__(self) -> Region:
         # a graph and a state of its own: a pass over the copy must not change the original

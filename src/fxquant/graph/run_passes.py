@@ -26,11 +26,13 @@ def run_passes(
     passes: Iterable[Pass],
     context: Context | Callable[[Region], Context],
     only: Callable[[Region], bool] | None = None,
+    *,
+    runs: bool = True,
 ) -> None:
     """Map passes over all regions of a model, and check each result against the stage that it is at.
 
     `context` is one for all, or tells that of each region. `only` tells which regions are meant: a model may hold some
-    that went ahead of the others.
+    that went ahead of the others. Where nobody `runs` the result, its code is not made.
     """
     steps = tuple(passes)
     for path, region in [(path, region) for path, region in regions(model) if only is None or only(region)]:
@@ -44,4 +46,5 @@ def run_passes(
                     "pass changes its region in place and returns None: what it returns would be lost."
                 )
             verify(region, pass_name=step.__name__, region_path=path, plain=plain)
-        region.recompile()
+        if runs:
+            region.recompile()
