@@ -23,7 +23,7 @@ CELLS = [(nn.LSTM, {}), (nn.GRU, {}), (nn.RNN, {}), (nn.RNN, {"nonlinearity": "r
 
 def quantized(cls: type[nn.RNNBase], mode: Any, engine: Any, hidden: int = 37, **options: Any) -> tuple[Any, Tensor]:
     torch.manual_seed(0)
-    x = torch.randn(7, 9, 12)
+    x = torch.randn(7, 15, 12)
     data = [(x,)] if mode == "static" else None
     return fq.quantize(cls(12, hidden, **options).eval(), data, mode=mode, example_inputs=(x,), engine=engine), x
 
@@ -38,7 +38,7 @@ def test_a_kernel_does_what_the_steps_do(
     model, x = quantized(cls, mode, "reference", **options)
     direction = model.layers[0][0]
     projected = direction.ih(x)
-    start = tuple(0.3 * torch.randn(9, 37) for _ in range(2 if cls is nn.LSTM else 1))
+    start = tuple(0.3 * torch.randn(15, 37) for _ in range(2 if cls is nn.LSTM else 1))
     scan = Scan(read_step(direction.step, filled_graph(direction.step), machine), machine)
     for backwards in (False, True):
         state, outputs = start, []
@@ -88,6 +88,6 @@ def _flat(result: Any) -> list[Tensor]:
 def test_packed_sequences_and_samples_run_step_by_step() -> None:
     model, x = quantized(nn.GRU, "dynamic", "native")
     reference, _ = quantized(nn.GRU, "dynamic", "reference")
-    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 6, 6, 5, 4, 3, 2, 1, 1]))
+    packed = nn.utils.rnn.pack_padded_sequence(x[:, :9], torch.tensor([7, 6, 6, 5, 4, 3, 2, 1, 1]))
     assert sqnr_db(reference(packed)[0].data, model(packed)[0].data) > 35
     assert sqnr_db(reference(x[:, 0])[0], model(x[:, 0])[0]) > 35

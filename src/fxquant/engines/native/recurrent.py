@@ -11,7 +11,7 @@
 
 The kernel is `void @name(ptr x, weights, params, first, cell, bytes, out, i64 steps, rows, x_step, out_step)`: `first`
 is the state before the first step, `cell` the other state of an LSTM, which is written over. The last two, in bytes,
-may be negative.
+may be negative. `bytes` is memory for the quantized state of all rows, or for weights as floats.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from fxquant.engines.native.vector import Kernel, pack_quads
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _HEADER = 128
+WIDE_ROWS = 4  # from so many rows on, weights of float sums become floats before the first step
 _SIGMOID, _TANH = Act(kind="sigmoid"), Act(kind="tanh")
 
 
@@ -55,6 +56,12 @@ class Cell:
         """Bytes of a quantized row."""
         return round_up(self.hidden, 64)
 
+    def scratch(self, rows: int, weights: int) -> int:
+        """Return how many bytes the kernel writes to for itself; `weights` is the size of the packed weights."""
+        if self.grid == "none":
+            return 4 * weights if rows >= WIDE_ROWS else 0
+        return rows * self.row
+
     def depth(self) -> int:
         """Turns of the loop over the state: four bytes each, or one float."""
         return self.hidden if self.grid == "none" else -(-self.hidden // 4)
@@ -65,6 +72,8 @@ def emit(name: str, spec: Cell, machine: Machine) -> Kernel:
     machine = machine.for_pairs(spec.pairs)
     k = Kernel(name, ("x", "weights", "params", "first", "cell", "bytes", "out"), machine)
     k.lines[0] = k.lines[0].replace("internal ", "")
+    if spec.grid == "none":
+        k.when(k.value(f"icmp sge i64 %y1, {WIDE_ROWS}"), lambda: _widen(k, spec))
     ends = [k.value(f"alloca <{machine.floats} x float>, align {machine.width}") for _ in range(2)]
 
     def step(index: str, before: list[str]) -> list[str]:
@@ -79,6 +88,19 @@ def emit(name: str, spec: Cell, machine: Machine) -> Kernel:
 
     k.loop("0", "%y0", 1, step, [Carry(type="ptr", start="%first")])
     return k
+
+
+def _widen(k: Kernel, spec: Cell) -> None:
+    """Write all weights as floats, for tiles of many rows: to make them of bytes at every step takes longer."""
+    n = k.machine.floats
+    vectors = -(-spec.hidden // n) * spec.depth() * spec.gates
+
+    def one(index: str) -> None:
+        narrow = k.load(f"<{n} x i8>", k.step("%weights", index, n))
+        wide = k.value(f"sitofp <{n} x i8> {narrow} to <{n} x float>")
+        k.store(f"<{n} x float>", wide, k.step("%bytes", index, 4 * n))
+
+    k.each(0, vectors, one)
 
 
 def _over_state(k: Kernel, spec: Cell, visit: Callable[[str, str, int], None]) -> None:
@@ -162,8 +184,10 @@ def _block(
         k.step(k.at("%params", _HEADER), index, 3 * gates * machine.width),
     )
     done = "0"
-    for rows in (4, 2, 1):  # few rows at once, so that few are left over
-        if rows <= machine.most_rows(gates):
+    # few rows at once, so that few are left over; float weights come from far, so that many at once pay
+    most = machine.most_rows(gates if spec.grid != "none" else -(-gates // 2))
+    for rows in (4, 2, 1) if spec.grid != "none" else (8, 4, 3, 2, 1):
+        if rows <= most:
             end = k.add(done, k.mul(k.value(f"sdiv i64 {k.value(f'sub i64 %y1, {done}')}, {rows}"), rows))
             k.each(done, end, lambda row, rows=rows: _tile(k, spec, units, row, rows, places, found), rows)  # type: ignore[misc]
             done = end
@@ -217,27 +241,39 @@ def _byte_sums(k: Kernel, spec: Cell, units: _Units, x: str, rows: int) -> list[
 
 
 def _float_sums(k: Kernel, spec: Cell, units: _Units, x: str, rows: int) -> list[str]:
-    """Sums of float states."""
+    """Sums of float states; of many rows, those of half of the gates after those of the others."""
     if spec.grid != "none":
         return []
-    machine, gates, n = k.machine, spec.gates, k.machine.floats
-    carries = [Carry(type=f"<{n} x float>", start="zeroinitializer")] * (rows * gates)
+    half = -(-spec.gates // 2)
+    parts = [range(spec.gates)] if rows <= k.machine.most_rows(spec.gates) else [range(half), range(half, spec.gates)]
+    found = [_gate_sums(k, spec, units, x, rows, part) for part in parts]
+    return [total for row in range(rows) for part in found for total in part[row]]
+
+
+def _gate_sums(k: Kernel, spec: Cell, units: _Units, x: str, rows: int, gates: range) -> list[list[str]]:
+    """Sums of some gates, for each row."""
+    n, count = k.machine.floats, len(gates)
+    carries = [Carry(type=f"<{n} x float>", start="zeroinitializer")] * (rows * count)
+    wide = k.step("%bytes", units.index, spec.depth() * spec.gates * 4 * n)
 
     def body(index: str, sums: list[str]) -> list[str]:
         sums = list(sums)
-        at = k.step(units.weights, index, gates * n)
-        weights = []
-        for g in range(gates):
-            narrow = k.load(f"<{n} x i8>", k.at(at, g * n))
-            weights.append(k.value(f"sitofp <{n} x i8> {narrow} to <{n} x float>"))
+        if rows >= WIDE_ROWS:
+            at = k.step(wide, index, spec.gates * 4 * n)
+            weights = [k.load(f"<{n} x float>", k.at(at, 4 * g * n)) for g in gates]
+        else:
+            at = k.step(units.weights, index, spec.gates * n)
+            narrow = [k.load(f"<{n} x i8>", k.at(at, g * n)) for g in gates]
+            weights = [k.value(f"sitofp <{n} x i8> {each} to <{n} x float>") for each in narrow]
         for place in range(rows):
             one = k.load("float", k.at(k.step(x, index, 4), 4 * place * spec.hidden), 4)
-            spread = k.spread(one, machine.width)
-            for g in range(gates):
-                sums[place * gates + g] = k.fma(spread, weights[g], sums[place * gates + g], machine.width)
+            spread = k.spread(one, k.machine.width)
+            for g, weight in enumerate(weights):
+                sums[place * count + g] = k.fma(spread, weight, sums[place * count + g], k.machine.width)
         return sums
 
-    return k.loop(0, spec.depth(), 1, body, carries)
+    made = k.loop(0, spec.depth(), 1, body, carries)
+    return [made[place * count : (place + 1) * count] for place in range(rows)]
 
 
 def _finish(

@@ -139,6 +139,7 @@ class Scan:
         self.library = Library(object_code(text, machine), machine)
         self.function = _PROTOTYPE(self.library.address("scan"))
         weights, params = pack(step.weight, step.scale, step.bias, step.cell, machine)
+        self.packed = weights.nbytes
         self.weights, self.params = aligned(weights.nbytes + 256), aligned(4 * (32 + params.size))
         self.weights[: weights.nbytes] = weights
         self.params.view(np.float32)[:] = np.concatenate((step.header, params))
@@ -150,7 +151,9 @@ class Scan:
         first, *others = (each.detach().contiguous() for each in state)
         cell = others[0].clone() if others else x.new_empty(1)
         out = x.new_empty(steps, rows, hidden)
-        scratch = np.zeros(rows * self.cell.row + 256, np.uint8)
+        scratch = aligned(self.cell.scratch(rows, self.packed) + 256)
+        if self.cell.grid != "none":
+            scratch[:] = 0
         sign, start = (-1, steps - 1) if backwards else (1, 0)
         x_step, out_step = 4 * x.stride(0), 4 * rows * hidden
         self.function(
