@@ -271,7 +271,7 @@ class Program:
                 if full < batch:
                     together(places[0], *fixed, full, batch, thread, of, ctypes.addressof(count))
 
-            done = batch if workers().run(job, threads) else 0
+            done = batch if workers().run(job, threads, joined=full < batch) else 0
         if done < batch:
             alone(arenas[0].address, *fixed, done, batch, 0, 1, 0)
 

@@ -21,10 +21,17 @@ class _Worker:
         self.index = index
         self.job: Job | None = None
         self.count = 0
+        self.waits = False  # whether nobody has waited for the end of its last job
         self.go, self.done = _thread.allocate_lock(), _thread.allocate_lock()
         self.go.acquire()
         self.done.acquire()
         threading.Thread(target=self._work, name=f"fxquant-{index}", daemon=True).start()
+
+    def finish(self) -> None:
+        """Wait for the end of its job, if it has one."""
+        if self.waits:
+            self.done.acquire()
+            self.waits = False
 
     def _work(self) -> None:
         while True:
@@ -42,8 +49,12 @@ class Workers:
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
 
-    def run(self, job: Job, count: int) -> bool:
-        """Run job(index, count) on `count` threads, this one among them; False if they are busy, and nothing ran."""
+    def run(self, job: Job, count: int, joined: bool = False) -> bool:
+        """Run job(index, count) on `count` threads, this one among them; False if they are busy, and nothing ran.
+
+        The work of a `joined` job is done on all threads once it is done on one: they wait for each other at its end.
+        So only the next job waits until they are back in Python: to be woken takes longer than to look at a count.
+        """
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -51,13 +62,14 @@ class Workers:
                 self._workers.append(_Worker(len(self._workers) + 1))
             used = self._workers[: count - 1]
             for worker in used:
-                worker.job, worker.count = job, count
+                worker.finish()
+                worker.job, worker.count, worker.waits = job, count, True
                 worker.go.release()
             try:
                 job(0, count)
             finally:
-                for worker in used:
-                    worker.done.acquire()
+                for worker in used if not joined else ():
+                    worker.finish()
         finally:
             self._lock.release()
         return True
