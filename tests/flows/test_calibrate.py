@@ -173,3 +173,31 @@ def test_forwards_that_take_what_they_get_are_given_all_they_run_with(labels: tu
         quantized = fq.quantize(made.eval(), [(*given, *labels)], engine="reference", precision="int8")
         assert getattr(made, "calls", 0) == 0  # trying leaves no trace
         assert torch.allclose(quantized(*given), made(*given), atol=0.3)
+
+
+class WithLoss(Net):
+    """As models of transformers are: labels add a loss, and the first ones set an attribute."""
+
+    kind: str | None = None
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:  # type: ignore[override]
+        found = {"logits": self.fc(x)}
+        if labels is not None:
+            self.kind = self.kind or "classes"
+            found["loss"] = nn.functional.cross_entropy(found["logits"], labels)
+        return found
+
+
+class NeedsLabels(Net):
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        assert labels is not None
+        return self.fc(x) + labels[:, None]  # type: ignore[no-any-return]
+
+
+def test_labels_of_a_dict_are_left_out_where_the_model_runs_without() -> None:
+    batch = {"x": X, "labels": torch.tensor([0, 1, 2, 3])}
+    model = WithLoss().eval()
+    quantized = fq.quantize(model, [batch, batch])
+    assert isinstance(quantized, Region) and set(quantized(x=X)) == {"logits"}
+    assert fq.compare(model, quantized, [batch]).output_sqnr > 20 and fq.check(model, quantized, [batch]).passed
+    assert fq.quantize(NeedsLabels().eval(), [batch])(**batch).shape == (4, 4)

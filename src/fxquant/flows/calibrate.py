@@ -20,7 +20,7 @@ from fxquant.flows.name_batch import naming_batch
 from fxquant.graph.first_call import Waiting, begin
 from fxquant.graph.given import refuse_other
 from fxquant.graph.region import Region, Stage, regions, stage_of
-from fxquant.graph.tree import tree_of
+from fxquant.graph.tree import OF_A_LOSS, tree_of
 from fxquant.numerics.distributed.merge import merging_over_ranks
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.table import Observer
@@ -110,8 +110,7 @@ def run_batch(prepared: nn.Module, batch: object) -> Any:
     tree = tree_of(unwrapped(prepared))
     fixed = dict(tree.concrete)
     if isinstance(batch, Mapping):
-        names = tree.input_names
-        return prepared(**{**fixed, **{key: value for key, value in batch.items() if not names or key in names}})
+        return prepared(**tree.named(batch))
     if isinstance(batch, (tuple, list)):
         return prepared(*batch[: tree.num_inputs or len(batch)], **fixed)
     return prepared(batch, **fixed)
@@ -141,7 +140,8 @@ def peek(data: Iterable[T]) -> tuple[T, Iterable[T]]:
 def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dict[str, object] | None]:
     """Example inputs from a batch: a tuple gives as many arguments as forward has without a default (labels go).
 
-    A forward with `*args` gets as many as it runs with.
+    A dict gives what forward takes, but for labels that it runs without. A forward with `*args` gets as many as it runs
+    with.
     """
     parameters = inspect.signature(model.forward).parameters
     if isinstance(batch, np.ndarray):
@@ -154,7 +154,7 @@ def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dic
                 f"a batch is a dict with {', '.join(map(repr, batch)) or 'nothing in it'}, and the model takes "
                 f"{', '.join(map(repr, parameters)) or 'no arguments'}. Give dicts by these names, or tuples."
             )
-        return (), named
+        return (), _without_labels(model, named)
     if isinstance(batch, (tuple, list)):
         by_place = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         needed = max(1, sum(p.default is p.empty for p in by_place))
@@ -164,14 +164,30 @@ def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dic
     return (batch,), None
 
 
+def _without_labels(model: nn.Module, named: dict[str, object]) -> dict[str, object]:
+    """Leave out what a loss alone is computed of, where the model runs without: a served model is called so."""
+    parameters = inspect.signature(model.forward).parameters
+    optional = {name for name, each in parameters.items() if name in OF_A_LOSS and each.default is None}
+    left = {name: value for name, value in named.items() if name not in optional}
+    if not left or len(left) == len(named):
+        return named
+    return left if _runs(model, (), left) else named
+
+
 def _most_taken(model: nn.Module, batch: Sequence[object], least: int) -> int:
     """Tell how many values of a batch a forward with `*args` runs with: all of them, or fewer where it fails."""
     for count in range(len(batch), least, -1):
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), left_as_it_was(model):
-                model(*batch[:count])
-        except Exception as error:
-            log.debug("forward does not take %d values of a batch: %s", count, error)
-        else:
+        if _runs(model, batch[:count], {}):
             return count
     return least
+
+
+def _runs(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Tell whether a call returns. The model and the random numbers stay as they are."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), left_as_it_was(model):
+            model(*args, **kwargs)
+    except Exception as error:
+        log.debug("forward does not take %d values and %s of a batch: %s", len(args), list(kwargs), error)
+        return False
+    return True

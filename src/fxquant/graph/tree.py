@@ -6,17 +6,21 @@ plain attribute, so it goes along with copies and pickles.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from fxquant.graph import torch_compat
+from fxquant.graph.nodes import held_value
 from fxquant.graph.paths import class_name, join_path
 from fxquant.graph.region import Region, origin_of, regions, set_origin, user_class
 from fxquant.ops.table import OPS, OpTable
 
 _KEY = "_fxquant_tree"
+# what transformers computes a loss of, and nothing else
+OF_A_LOSS = frozenset({"labels", "start_positions", "end_positions", "next_sentence_label"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +48,12 @@ class Tree:
     input_names: tuple[str, ...] = ()
     left: tuple[Left, ...] = ()
     concrete: tuple[tuple[str, Any], ...] = ()
+    absent: frozenset[str] = frozenset()  # labels that the graph was captured without
+
+    def named(self, batch: Mapping[str, object]) -> dict[str, object]:
+        """Return what the model takes of a batch that is a dict, with the arguments that are given always."""
+        taken = {key: value for key, value in batch.items() if not self.input_names or key in self.input_names}
+        return {**dict(self.concrete), **{key: value for key, value in taken.items() if key not in self.absent}}
 
 
 def set_tree(model: nn.Module, tree: Tree) -> None:
@@ -58,7 +68,9 @@ def tree_of(model: nn.Module) -> Tree:
         return found
     if isinstance(model, Region):
         origin = origin_of(model)
-        return Tree(method=origin.method, num_inputs=origin.num_inputs, input_names=origin.input_names)
+        inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
+        absent = frozenset(str(node.target) for node in inputs if node.target in OF_A_LOSS and held_value(node) is None)
+        return Tree(method=origin.method, num_inputs=origin.num_inputs, input_names=origin.input_names, absent=absent)
     return Tree(method="")
 
 

@@ -102,8 +102,7 @@ def run_float(model: nn.Module, batch: object, tree: Tree) -> object:
     """Call the float model with a batch as a quantized one takes it, which `tree` is known of."""
     fixed = dict(tree.concrete)
     if isinstance(batch, Mapping):
-        names = tree.input_names
-        return model(**{**fixed, **{key: value for key, value in batch.items() if not names or key in names}})
+        return model(**tree.named(batch))
     if isinstance(batch, (tuple, list)):
         return model(*batch[: tree.num_inputs or len(batch)], **fixed)
     return model(batch, **fixed)
