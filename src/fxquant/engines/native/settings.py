@@ -13,7 +13,8 @@ from fxquant.errors import ConfigError
 class Native:
     """The native engine with settings of its own: `convert_fx(prepared, engine=Native(cache=None))`.
 
-    `cache` is the directory that compiled code is kept in, None keeps none. It is used only if it is the user's alone.
+    `cache` is the directory that compiled code and packed weights are kept in, None keeps none. It is used only if it
+    is the user's alone.
     `sizes` says for how many sizes and layouts of inputs a region may have code, each with a copy of the weights. They
     get it in the order in which they come, and others run on oneDNN.
 
