@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.errors import ConfigError
+from fxquant.precision.attribute import NOW
+from fxquant.precision.sites import Reader, Site
+from fxquant.precision.steps import CALLED, COMPILED, more_precision
 from precision_models import Branches, DeadInputs, Exponential, collapsing
 from zoo import ZOO
 
@@ -178,3 +181,35 @@ def test_mistakes_are_named() -> None:
         fq.quantize(model, data, budget=2)
     with pytest.raises(ConfigError, match="effort='worst'"):
         fq.quantize(model, data, effort="worst")  # type: ignore[arg-type]
+
+
+def test_what_lies_between_good_and_lost_is_told() -> None:
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), [torch.randn(8, 16)]
+    few_bits = fq.QConfig(activation=fq.Spec(bits=4), weight=fq.Spec(bits=3))
+    rules = fq.QConfigMapping().set_global(few_bits)
+    with pytest.warns(UserWarning, match="dB from float"):
+        made = fq.quantize(model, data, qconfig_mapping=rules, engine="reference")
+    found = fq.check(model, made, data)
+    assert found.passed and found.sqnr < 20
+
+
+def test_what_leaves_machine_code_has_its_price() -> None:
+    reader = Reader(
+        place=("", "conv"),
+        path="conv",
+        kind="conv2d",
+        status="int8",
+        weighted=True,
+        dynamic=False,
+        work=1e6,
+        values=1e5,
+    )
+    site = Site(
+        name="x", place=("", "x"), spec=fq.Spec(), is_weight=False, readers=(reader,), noise={NOW: 1.0}, calls=1.0
+    )
+    slower = [
+        more_precision([site], goal=0.1, slower=9e9, dynamic=False, prices=prices).slower
+        for prices in (CALLED, COMPILED)
+    ]
+    assert slower[1] > 10 * slower[0] > 0

@@ -33,7 +33,17 @@ from fxquant.precision.check import LEAST, Check, compare_outputs
 from fxquant.precision.eaten import find_eaten, warn_eaten
 from fxquant.precision.finer import with_finer_ranges
 from fxquant.precision.sites import SAMPLES, Site, find_sites
-from fxquant.precision.steps import Step, better_ranges, int8_time, joined, more_precision, total
+from fxquant.precision.steps import (
+    CALLED,
+    COMPILED,
+    Prices,
+    Step,
+    better_ranges,
+    int8_time,
+    joined,
+    more_precision,
+    total,
+)
 
 log = logging.getLogger("fxquant")
 
@@ -239,6 +249,12 @@ class _Search:
         named = (request.target for request in asked if request is not None and request.target is not None)
         return next(named, self._engine.target())
 
+    @property
+    def _prices(self) -> Prices:
+        """Of the engine. With a budget, a share of the float model's time, calls do not count."""
+        prices = COMPILED if self._engine.name == "native" else CALLED
+        return prices if self._budget is None else replace(prices, call=0.0)
+
     def _lift(self, sites: Sequence[Site], found: Check, limit: _Limit, *, dynamic: bool = True) -> Step:
         goal = 10 ** ((found.sqnr - limit.goal) / 10)
         return more_precision(
@@ -247,13 +263,13 @@ class _Search:
             slower=limit.slower,
             most=limit.most,
             dynamic=dynamic and self._engine.name in ("onednn", "reference"),
-            calls=self._budget is None,
+            prices=self._prices,
         )
 
     def _limits(self, sites: Sequence[Site], found: Check) -> list[_Limit]:
         """Return what may be spent now, the least first."""
         if self._budget is not None:
-            return [_Limit(slower=self._budget / int8_time(sites) - 1, gain=1.0)]
+            return [_Limit(slower=self._budget / int8_time(sites, self._prices) - 1, gain=1.0)]
         recovering = bool(self.lifted) and self._start < LEAST
         failing = (_CHEAP, _FAILING) if found.sqnr < LEAST else (_CHEAP,)
         limits = _COLLAPSED if found.sqnr < LOST else (_RECOVERING,) if recovering else failing
@@ -287,8 +303,7 @@ def _tell(before: Check, after: Check, search: _Search, may_change: bool) -> Non
             'why; precision="int8" leaves all in int8.',
             stacklevel=4,
         )
-    helps = search.wanted is not None and search.wanted.gain >= _CHEAP.gain
-    if after.passed and not (helps and after.sqnr < LOOK):
+    if after.passed and after.sqnr >= LOOK:
         return
     end = f"the model is {after.sqnr:.1f} dB from float (cosine {after.cosine:.4f})" if search.lifted else start
     if not may_change:

@@ -50,7 +50,7 @@ _PER_VALUE = 16.0  # multiply-adds that the rounding of a value, or a float op o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reader:
-    """An op that reads a rounded tensor. `work` are its multiply-adds in one call.
+    """An op that reads a rounded tensor. `work` are its multiply-adds in one call, `values` the numbers that it makes.
 
     `dynamic`: kernels find the range of its input at run time, since its channels lie last.
     """
@@ -62,6 +62,7 @@ class Reader:
     weighted: bool
     dynamic: bool
     work: float
+    values: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,6 +197,7 @@ def _readers(region: Region, at: str) -> Iterator[tuple[str, tuple[Reader, tuple
             weighted=note.weight is not None,
             dynamic=note.weight is not None and op.channels_at == -1,
             work=work + _PER_VALUE * values,
+            values=values,
         )
         yield node.name, (reader, note.inputs)
 

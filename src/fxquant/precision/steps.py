@@ -12,7 +12,7 @@ all tensors make together is left as it is: what is left in float for it would c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fxquant.config.qconfig import Lift
@@ -23,7 +23,23 @@ from fxquant.tuning.space import TIME
 
 _BETTER = 0.7  # of its noise, which another range leaves at most
 _ENOUGH = 0.1  # of its noise, which more precision leaves at most
-_CALL = 2e5  # multiply-adds that the call of an op is about worth, in any precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prices:
+    """The time of one multiply-add by status, of float's; then, in multiply-adds of float, of the call of an op, and of
+    what each value of an op adds that leaves int8: other layouts and dtypes before and behind it.
+    """
+
+    times: Mapping[str, float]
+    call: float = 0.0
+    leaves: float = 0.0
+
+
+CALLED = Prices(times=TIME, call=2e5)  # op by op, as oneDNN and the reference
+# Machine code has no calls to speak of: int8 is six times as fast as float. YOLOX-Nano: 5.1 ms, and 10.5 with four
+# small convolutions outside of it.
+COMPILED = Prices(times={**TIME, "int8": 0.16, "dynamic": 0.35}, leaves=80.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,16 +82,16 @@ def better_ranges(sites: Sequence[Site]) -> Step:
 
 
 def more_precision(
-    sites: Sequence[Site], *, goal: float, slower: float, dynamic: bool, calls: bool, most: int | None = None
+    sites: Sequence[Site], *, goal: float, slower: float, dynamic: bool, prices: Prices, most: int | None = None
 ) -> Step:
     """Sites lifted, those first whose noise is the greatest for the time that it costs, until `goal` of it is left.
 
-    They may add `slower` to the time, as a share of the int8 model's, in which calls count if `calls`; `most` takes
-    only so many, the worst.
+    They may add `slower` to the time, as a share of the int8 model's; `most` takes only so many, the worst.
     """
-    before, whole = total(sites), _time(sites) + (_calls(sites) if calls else 0.0)
+    before, whole = total(sites), _time(sites, prices) + _calls(sites, prices)
+    worst = sorted(sites, key=lambda site: -site.noise[NOW])[:most]
     chosen = _choose(
-        sorted(sites, key=lambda site: -site.noise[NOW])[:most], before, goal * before, slower, whole, dynamic
+        worst, before, goal * before, lambda some, dynamic: _added(some, whole, dynamic, prices), slower, dynamic
     )
     left = before - sum(_taken(site, dynamic) for site in chosen)
     grids: dict[Place, Regridded] = {}
@@ -96,18 +112,28 @@ def more_precision(
         amendments=Amendments(lifts=lifts, grids=grids),
         before=before,
         after=max(left, 0.0),
-        slower=_added(chosen, whole, dynamic),
+        slower=_added(chosen, whole, dynamic, prices),
         names=tuple(dict.fromkeys(names.values())),
     )
 
 
-def _choose(sites: Sequence[Site], left: float, goal: float, slower: float, whole: float, dynamic: bool) -> list[Site]:
-    """The sites to lift: by worth until little enough is left, then without those that are not needed for that."""
+def _choose(
+    sites: Sequence[Site],
+    left: float,
+    goal: float,
+    added: Callable[[Sequence[Site], bool], float],
+    slower: float,
+    dynamic: bool,
+) -> list[Site]:
+    """The sites to lift: by worth until little enough is left, then without those that are not needed for that.
+
+    `added` tells the time that lifting some adds.
+    """
     chosen: list[Site] = []
-    for site in _by_worth(sites, left, whole):
+    for site in _by_worth(sites, left, added):
         if left <= goal:
             break
-        if _added([*chosen, site], whole, dynamic) <= slower:
+        if added([*chosen, site], dynamic) <= slower:
             chosen.append(site)
             left -= _taken(site, dynamic)
     for site in sorted(chosen, key=lambda site: site.noise[NOW]):
@@ -129,10 +155,10 @@ def _is_wide(site: Site) -> bool:
     return WIDE in site.noise and site.noise[WIDE] < _ENOUGH * site.noise[NOW]
 
 
-def int8_time(sites: Sequence[Site]) -> float:
+def int8_time(sites: Sequence[Site], prices: Prices) -> float:
     """Return what the quantized ops take, as a share of the float model's."""
     whole = sum(_work(sites).values())
-    return _time(sites) / whole if whole else 1.0
+    return _time(sites, prices) / whole if whole else 1.0
 
 
 def joined(first: Amendments, second: Amendments) -> Amendments:
@@ -140,12 +166,12 @@ def joined(first: Amendments, second: Amendments) -> Amendments:
     return Amendments(lifts={**first.lifts, **second.lifts}, grids={**first.grids, **second.grids})
 
 
-def _by_worth(sites: Sequence[Site], noise: float, whole: float) -> list[Site]:
+def _by_worth(sites: Sequence[Site], noise: float, added: Callable[[Sequence[Site], bool], float]) -> list[Site]:
     """Sites that matter, by their noise for the time that lifting costs."""
     matter = [site for site in sites if site.noise[NOW] > MATTERS * noise and site.readers]
 
     def worth(site: Site) -> float:
-        return site.noise[NOW] / noise / (_added([site], whole, dynamic=False) + 1e-3)
+        return site.noise[NOW] / noise / (added([site], False) + 1e-3)
 
     return sorted(matter, key=worth, reverse=True)
 
@@ -160,31 +186,32 @@ def _modes(site: Site, dynamic: bool) -> dict[Place, Lift]:
     }
 
 
-def _added(chosen: Sequence[Site], whole: float, dynamic: bool) -> float:
+def _added(chosen: Sequence[Site], whole: float, dynamic: bool, prices: Prices) -> float:
     """Return the time that lifting these sites adds, as a share of the int8 model's."""
     added: dict[Place, float] = {}
     for site in chosen:
         modes = {} if _is_wide(site) else _modes(site, dynamic)
         calls = max(site.calls, 1.0) if not site.is_weight else 1.0
         for reader in site.readers if modes else ():
-            more = reader.work * calls * max(TIME[modes[reader.place]] - TIME[reader.status], 0.0)
+            dearer = max(prices.times[modes[reader.place]] - prices.times[reader.status], 0.0)
+            more = calls * (reader.work * dearer + (prices.leaves * reader.values if dearer else 0.0))
             added[reader.place] = max(added.get(reader.place, 0.0), more)
     return sum(added.values()) / whole if whole else 0.0
 
 
-def _time(sites: Sequence[Site]) -> float:
+def _time(sites: Sequence[Site], prices: Prices) -> float:
     """Return what the quantized ops take now."""
     status = {reader.place: reader.status for site in sites for reader in site.readers}
-    return sum(work * TIME[status[place]] for place, work in _work(sites).items())
+    return sum(work * prices.times[status[place]] for place, work in _work(sites).items())
 
 
-def _calls(sites: Sequence[Site]) -> float:
+def _calls(sites: Sequence[Site], prices: Prices) -> float:
     """Return what the calls of the quantized ops take besides their work: most of the time of a small model."""
     found: dict[Place, float] = {}
     for site in sites:
         for reader in site.readers:
             found[reader.place] = max(found.get(reader.place, 1.0), 1.0 if site.is_weight else site.calls)
-    return _CALL * sum(found.values())
+    return prices.call * sum(found.values())
 
 
 def _work(sites: Sequence[Site]) -> dict[Place, float]:
