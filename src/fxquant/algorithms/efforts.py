@@ -32,7 +32,7 @@ BALANCED: tuple[Algorithm, ...] = (
     SmoothQuant(strength=None),
     GPTQ(fine_features=2048),
     BiasCorrection(),
-    MeasuredBias(samples=12),
+    MeasuredBias(samples=24),
 )
 BEST: tuple[Algorithm, ...] = (
     CrossLayerEqualization(),

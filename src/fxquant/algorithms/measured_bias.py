@@ -130,8 +130,20 @@ def _means(region: Region, context: Context, calls: Calls) -> Means | None:
     for node in run:
         op = context.ops.of_node(node, region)
         if op is not None and op.has_weight and op.channels_at is not None and node.op == "call_module":
-            means[node.name] = run.mean(node, op)
+            means[node.name] = run.means(node, op)
     return Means(by_node=means, outputs=run.outputs(), calls=tuple(map(tuple, calls))) if means else None
+
+
+def _agreed(shifts: Tensor) -> Tensor:
+    """The mean of shifts over samples (the first axis), less where these do not agree: m - (error of m)^2 / m.
+
+    That is what is expected of the true mean, by James and Stein. Of one sample nothing is known but itself.
+    """
+    mean = shifts.mean(0)
+    if len(shifts) < 2:
+        return mean
+    error = shifts.var(0) / len(shifts)
+    return mean * (1 - error / mean.square().clamp_min(1e-30)).clamp_min(0)
 
 
 def _distance(made: Outputs, true: Outputs) -> float:
@@ -164,10 +176,10 @@ class _Bias:
         self.values = values.detach()
         self.stored = self._rounded(self.values, self._spec)
 
-    def correct(self, run: _Lockstep, mean: Tensor) -> None:
-        """Let what the op made in a run have this mean, and remember the values that give it."""
+    def correct(self, run: _Lockstep, means: Tensor) -> None:
+        """Let what the op made in a run have these means, as far as samples agree, and remember what gives that."""
         node, op = self._op.node, self._op.op
-        wanted = self.values + (mean - run.mean(node, op)).to(self.values)
+        wanted = self.values + _agreed(means - run.means(node, op)).to(self.values)
         if not bool(torch.isfinite(wanted).all()):
             return
         tried = [(spec, self._rounded(wanted, spec)) for spec in self._grids(wanted)]
@@ -230,16 +242,16 @@ class _Lockstep:
         leaves = [tree_leaves(values.get(last)) for values in self._values]
         return tuple(tuple(x for x in found if isinstance(x, Tensor) and x.is_floating_point()) for found in leaves)
 
-    def mean(self, node: fx.Node, op: Op) -> Tensor:
-        """Of the channels of what an op made, over the calls that are fitted."""
-        total, count = torch.zeros((), dtype=torch.float64), 0
+    def means(self, node: fx.Node, op: Op) -> Tensor:
+        """Of the channels of what an op made for each sample, over the calls that are fitted: (samples, channels)."""
+        found = []
         for values in self._fitted:
             made, at = values[node], _channels_at(values[node], op)
-            others = [axis for axis in range(made.dim()) if axis != at]
+            others = [axis for axis in range(1, made.dim()) if axis != at]
             # sums of float32 in one call are pairwise; float64 takes ten times as long
-            total = total + (made.float().sum(others) if others else made).double().cpu()
-            count += made.numel() // made.shape[at]
-        return total / count
+            each = made.float().mean(others) if others else made.float()
+            found.append(each.view(-1, made.shape[at]) if at else each.mean(-1, keepdim=True).view(1, -1))
+        return torch.cat(found).double().cpu()
 
     def add(self, node: fx.Node, op: Op, by: Tensor) -> None:
         """Add a number to each channel of what an op made."""
