@@ -66,6 +66,11 @@ class Watch:
         return found
 
 
+def plain_attributes(module: nn.Module) -> list[str]:
+    """Return the names of a module's tensors that are neither parameters nor buffers: a graph may read them."""
+    return [name for name, value in module.__dict__.items() if isinstance(value, Tensor)]
+
+
 def watch(region: Region) -> Watch:
     """Watch a region, of whose tensors copies were made."""
     places = []
@@ -74,6 +79,7 @@ def watch(region: Region) -> Watch:
             continue
         for table in (module._parameters, module._buffers):
             places += [(table, name, tensor) for name, tensor in table.items() if tensor is not None]
+        places += [(module.__dict__, name, module.__dict__[name]) for name in plain_attributes(module)]
     tensors = [tensor for _, _, tensor in places]
     modes = [(module, module.training) for module in called_modules(region) if not _is_steady(module)]
     blind = any(tensor.is_inference() for tensor in tensors)

@@ -27,6 +27,7 @@ from fxquant.engines.native.results import Result
 from fxquant.engines.native.slots import Import
 from fxquant.engines.native.together import takes_rows
 from fxquant.engines.native.values import Buffer
+from fxquant.engines.watch import plain_attributes
 from fxquant.graph.region import Region, kernel_path_of
 
 _MOST_BYTES = 32 << 20  # of constants
@@ -76,6 +77,7 @@ def _tensors(region: Region) -> Iterator[tuple[str, Tensor]]:
         tables: tuple[Mapping[str, Tensor | None], ...] = (module._parameters, module._buffers)
         for table in tables:
             yield from ((f"{path}.{name}", tensor) for name, tensor in table.items() if tensor is not None)
+        yield from ((f"{path}.{name}", module.__dict__[name]) for name in plain_attributes(module))
 
 
 def keep(libraries: Libraries, name: str | None, program: Program) -> None:

@@ -129,7 +129,7 @@ class Kernel(nn.Module):
     def _traced(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
         """The call inside torch.jit.trace. A second tensor is copied: what is summed up may be an input there."""
         given = [x] + ([] if other is None else [other]) + ([] if grid is None else list(grid))
-        state = [tensor for tensor in self.holder._buffers.values() if tensor is not None]
+        state = [*self.holder.parameters(), *self.holder.buffers()]
 
         def call(*tensors: Tensor) -> Tensor:
             second = tensors[1].clone() if other is not None else None

@@ -47,7 +47,7 @@ class WeightOnlyLinear(nn.Module):
             weight = dequantize(holder.integers, holder.weight_scale, zero, holder.spec, x.dtype)
             return F.linear(x, weight, holder.dequantized("bias"))
         result = product.to(x.dtype).reshape(*x.shape[:-1], -1)
-        return result if holder._buffers["bias"] is None else result.add_(holder.dequantized("bias"))
+        return result if holder.held("bias") is None else result.add_(holder.dequantized("bias"))
 
     def _product(self, x: Tensor) -> Tensor | None:
         spec = self.holder.spec

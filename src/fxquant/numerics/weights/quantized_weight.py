@@ -45,9 +45,14 @@ class QuantizedWeight(CheckedState):
     @property
     def stored(self) -> Tensor:
         """The weight as it is stored."""
-        weight = self._buffers["weight"]
+        weight = self.held("weight")
         assert weight is not None
         return weight
+
+    def held(self, name: str) -> Tensor | None:
+        """Return a tensor as it is stored: a buffer, or what took its place, such as a parameter."""
+        found: Tensor | None = self._buffers[name] if name in self._buffers else getattr(self, name, None)
+        return found
 
     @property
     def integers(self) -> Tensor:
@@ -118,7 +123,7 @@ class QuantizedWeight(CheckedState):
 
     def stamp(self) -> object:
         """Another value after any of the tensors was written to, or replaced; equal before, for copies made of them."""
-        tensors = [tensor for tensor in self._buffers.values() if tensor is not None]
+        tensors = [*self.parameters(), *self.buffers()]
         try:
             return [(id(tensor), tensor._version, tensor.data_ptr()) for tensor in tensors]
         except RuntimeError:  # inference tensors do not count writes
@@ -130,8 +135,7 @@ class QuantizedWeight(CheckedState):
             zero = self.weight_zero_point
             zero = torch.zeros_like(self.weight_scale, dtype=torch.int32) if zero is None else zero
             return dequantize(self.integers, self.weight_scale, zero, self.spec)
-        scale, zero = self._buffers.get("bias_scale"), self._buffers.get("bias_zero_point")
-        bias = self._buffers.get("bias")
+        scale, zero, bias = self.held("bias_scale"), self.held("bias_zero_point"), self.held("bias")
         if name == "bias" and scale is not None:
             return None if bias is None or zero is None else (bias.to(torch.float32) - zero) * scale
         return bias if name == "bias" else getattr(self, name)

@@ -35,7 +35,7 @@ class Readable(Tensor):
         return cast(Tensor, self._owner.dequantized(self._name))
 
     def int_repr(self) -> Tensor:
-        return cast(Tensor, self._owner.integers if self._name == "weight" else self._owner._buffers[self._name])
+        return cast(Tensor, self._owner.integers if self._name == "weight" else self._owner.held(self._name))
 
     def qscheme(self) -> torch.qscheme | None:  # type: ignore[override]
         """As torch names it; per group there is no name."""
