@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, affine_rows, finish, load_affine, load_starts
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.values import round_up
 from fxquant.engines.native.vector import Kernel, order, pack_quads
 
 Point = tuple[int, int]
@@ -49,10 +50,13 @@ def choose_tile(kernel: Point, stride: Point, rows: int, width: int, machine: Ma
     """Outputs that are computed together: more of them share what is loaded, too many run out of registers."""
     if machine.registers < 32:
         y, x = (1, 2) if stride[1] == 1 else (2, 1)
+    elif kernel[0] > 5:
+        y, x = (2, 1) if stride[1] > 1 else (2, 2)
     elif stride[1] > 1:
-        y, x = (4, 1) if kernel[0] <= 3 else (2, 1)
+        y, x = 4, 1
     else:
-        y, x = (3, 2) if kernel[0] <= 3 and rows > 8 else (2, 2)
+        fits = round_up(rows, 4) <= round_up(rows, 3)  # rows that are left over are done together with some others
+        y, x = (4, 2) if fits and (kernel[0] <= 3 or rows <= 8) else (3, 2)
     return min(y, rows), min(x, width)
 
 
