@@ -17,6 +17,7 @@ from fxquant.errors import ConfigError, StageError
 from fxquant.graph.algorithm import Algorithm
 from fxquant.graph.context import Context
 from fxquant.graph.first_call import refuse_waiting
+from fxquant.graph.given import refuse_meta
 from fxquant.graph.region import Stage, regions, stage_of
 from fxquant.graph.tree import tree_of
 from fxquant.numerics.fake_quant import FakeQuant
@@ -73,7 +74,8 @@ def check_backend_config(backend_config: object) -> None:
 
 
 def refuse_prepared(model: nn.Module, caller: str) -> None:
-    """The passes are for float models."""
+    """The passes are for float models, with numbers in them."""
+    refuse_meta(model, caller)
     for path, region in regions(model):
         if stage_of(region) is Stage.PREPARED or (not path and stage_of(region) is Stage.CONVERTED):
             found = f"with a submodule {path!r} that" if path else "that"

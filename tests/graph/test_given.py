@@ -31,3 +31,9 @@ CALLS: dict[str, Callable[[object], object]] = {
 def test_what_is_no_module_is_named(name: str, given: object, told: str) -> None:
     with pytest.raises(fq.FxQuantError, match=f"^{name} got .*{told}"):
         CALLS[name](given)
+
+
+@pytest.mark.parametrize("name", ["quantize", "prepare_fx"])
+def test_a_model_without_numbers_is_refused(name: str) -> None:
+    with pytest.raises(fq.CaptureError, match=f"^{name} got a model whose 'weight' is on the meta device"):
+        CALLS[name](nn.Linear(4, 4, device="meta").eval())

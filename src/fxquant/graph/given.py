@@ -21,3 +21,13 @@ def refuse_other(model: object, caller: str) -> None:
     else:
         todo = "Give a torch.nn.Module."
     raise CaptureError(f"{caller} got a {name}, which is no module. {todo}")
+
+
+def refuse_meta(model: nn.Module, caller: str) -> None:
+    """Raise if the model has tensors without numbers."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise CaptureError(
+                f"{caller} got a model whose {name!r} is on the meta device, without numbers. Load its weights first: "
+                'model.to_empty(device="cpu"), then model.load_state_dict(...).'
+            )
