@@ -213,3 +213,32 @@ def test_hooks_on_a_region_see_the_float_layout() -> None:
         for given in (x, last(x)):
             lowered(given)
     assert seen == [(288, 36, 6, 1), (288, 1, 48, 8)]
+
+
+class Parts(nn.Module):
+    """Gives parts of a tensor, and a tensor more than once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.conv(x)
+        first, second = y.chunk(2, 1)
+        return (
+            y,
+            y[:, :1],
+            y[..., ::2],
+            y[:, 0],
+            y.expand(2, *y.shape),
+            first,
+            second.flatten(2),
+            y[:, 1:].transpose(1, 2),
+        )
+
+
+def test_parts_of_a_tensor_lie_in_it() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    reference, lowered = engines(Parts().eval(), (x,))
+    for given in (x, x[:1], across(x)):
+        compare(reference, lowered, (given,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 
 from torch import fx
@@ -60,6 +61,9 @@ HANDLERS: dict[str, Handler] = {
     "interpolate": read_interpolate,
 }
 
+_PARTS = frozenset(("slice", "split", "expand"))
+_VIEWS = _PARTS | {"reshape", "permute", "squeeze"}
+
 
 def read(region: Region, graph: fx.Graph, inputs: Sequence[object], machine: Machine) -> Reader:
     """Read the whole graph, for inputs of these sizes (but for the batch)."""
@@ -76,9 +80,13 @@ def read(region: Region, graph: fx.Graph, inputs: Sequence[object], machine: Mac
         if chain is not None:
             reader.fused.update(chain.nodes)
             chains[node] = chain
+    given = _views_given_out(reader)
     for node in graph.nodes:
         if node.op == "output":
             _read_output(reader, node)
+        elif node in given:
+            reader.values[node] = run_outside(reader, node, "")
+            del reader.reasons[node]  # it takes no time
         elif node in chains:
             _read_chain(reader, chains[node])
         elif node in ends:
@@ -86,6 +94,26 @@ def read(region: Region, graph: fx.Graph, inputs: Sequence[object], machine: Mac
         elif node not in reader.fused:
             reader.values[node] = _read_node(reader, node)
     return reader
+
+
+def _views_given_out(reader: Reader) -> set[fx.Node]:
+    """Return the nodes that make views with gaps for the caller, who gets those of torch: parts of a larger tensor."""
+    found: set[fx.Node] = set()
+    for node in reader.graph.output_node().all_input_nodes:
+        chain: list[fx.Node] = []
+        while node not in reader.fused and _kind(reader, node) in _VIEWS:
+            chain.append(node)
+            if _kind(reader, node) in _PARTS:
+                found.update(chain)
+            node = node.all_input_nodes[0]
+    return found
+
+
+def _kind(reader: Reader, node: fx.Node) -> str:
+    op = reader.table.of_node(node, reader.region)
+    if node.target is operator.getitem and op is None:
+        return "split"  # one of its results
+    return "" if op is None or not node.all_input_nodes else op.kind
 
 
 def _read_group(reader: Reader, group: Group) -> None:
