@@ -179,7 +179,10 @@ class _Bias:
     def correct(self, run: _Lockstep, means: Tensor) -> None:
         """Let what the op made in a run have these means, as far as samples agree, and remember what gives that."""
         node, op = self._op.node, self._op.op
-        wanted = self.values + _agreed(means - run.means(node, op)).to(self.values)
+        shifts = means - run.means(node, op)
+        # what few bits of the biases before it lost is no chance
+        shift = _agreed(shifts) if self._spec is None else shifts.mean(0)
+        wanted = self.values + shift.to(self.values)
         if not bool(torch.isfinite(wanted).all()):
             return
         tried = [(spec, self._rounded(wanted, spec)) for spec in self._grids(wanted)]
