@@ -110,6 +110,7 @@ def short_lines(page: Page) -> str:
     lines = []
     for model in SHORT_MODELS:
         found = {method: page.rows[model, method] for method in SHORT if (model, method) in page.rows}
+        found = {method: row for method, row in found.items() if row["value"] not in ("", "inf")}  # float beside itself
         metric = next((row["metric"] for row in found.values() if row["metric"]), "")
         scores = ", ".join(f"{SHORT[method]} {row['value']}" for method, row in found.items())
         lines += [f"- {model}, {metric}: {scores}."] if found else []
