@@ -59,7 +59,7 @@ HEAD = """# Results of recipes
   channel of weights and of inputs of depthwise convolutions.
 - ms: batch 1, one thread, all in turns. "ms torch" is `engine="onednn"`, float and torch.ao; the other peers stand in
   the column of what runs them. Trained models run the kernels of calibrated ones.
-- torch.ao finds no convolutions with batch norms to fold in EfficientNet-Lite0, whose convolutions are a class of its own.
+- torch.ao folds no batch norms of EfficientNet-Lite0, whose convolutions are of a class of their own.
 - An empty cell, or a method that `--list` names and the table has not, was not measured.
 """
 

@@ -64,7 +64,7 @@ def _write(
     from fxquant import exports
     from fxquant.engines.example import example_of
 
-    found = load_model(path, model)
+    found = load_model(path, model, "reference")
     if form is Format.json:
         return exports.export_json(found, output)
     example: Any = example_of(found) if data is None else first_batch(data)

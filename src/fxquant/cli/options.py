@@ -90,12 +90,15 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(finite(value), indent=1, allow_nan=False))
 
 
-def load_model(path: Path, model: str | None) -> nn.Module:
-    """Return a saved model, with what a float model by name adds to the file."""
+def load_model(path: Path, model: str | None, engine: str | None = None) -> nn.Module:
+    """Return a saved model, with what a float model by name adds to the file.
+
+    What reads the graph alone asks for engine "reference", for which no code is compiled.
+    """
     from fxquant.api import load
     from fxquant.config_file.named import find_named
 
-    return load(path, None if model is None else find_named(model, "--model")())
+    return load(path, None if model is None else find_named(model, "--model")(), engine=engine)
 
 
 def float_model(model: str) -> nn.Module:

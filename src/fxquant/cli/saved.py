@@ -106,7 +106,7 @@ def compare(
 
         found = run(
             float_model(model),
-            load_model(path, model),
+            load_model(path, model, "reference"),
             following(batches(data), "comparing", wanted=True, most=num_batches),
         )
     print_result(found, as_json)
