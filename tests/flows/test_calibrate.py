@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -201,3 +202,17 @@ def test_labels_of_a_dict_are_left_out_where_the_model_runs_without() -> None:
     assert isinstance(quantized, Region) and set(quantized(x=X)) == {"logits"}
     assert fq.compare(model, quantized, [batch]).output_sqnr > 20 and fq.check(model, quantized, [batch]).passed
     assert fq.quantize(NeedsLabels().eval(), [batch])(**batch).shape == (4, 4)
+
+
+class Branching(WithLoss):
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:  # type: ignore[override]
+        return super().forward(x if float(x.sum()) < 1e9 else -x, labels)
+
+
+def test_a_model_in_pieces_takes_labels_and_is_saved(tmp_path: Path) -> None:
+    batch = {"x": X, "labels": torch.tensor([0, 1, 2, 3])}
+    model = Branching().eval()
+    quantized = fq.quantize(model, [batch, batch])
+    assert not isinstance(quantized, Region) and "loss" in quantized(**batch)
+    loaded = fq.load(fq.save(quantized, tmp_path / "net.fq"), model)
+    assert torch.equal(loaded(x=X)["logits"], quantized(x=X)["logits"])

@@ -38,7 +38,7 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tree:
-    """How a model was captured. `num_inputs` and `input_names` are as in Origin.
+    """How a model was captured. `num_inputs` and `input_names` are as in Origin, without labels that a graph has not.
 
     `concrete` are arguments that calibration gives to a model whose Python runs as written.
     """
@@ -48,12 +48,11 @@ class Tree:
     input_names: tuple[str, ...] = ()
     left: tuple[Left, ...] = ()
     concrete: tuple[tuple[str, Any], ...] = ()
-    absent: frozenset[str] = frozenset()  # labels that the graph was captured without
 
     def named(self, batch: Mapping[str, object]) -> dict[str, object]:
         """Return what the model takes of a batch that is a dict, with the arguments that are given always."""
         taken = {key: value for key, value in batch.items() if not self.input_names or key in self.input_names}
-        return {**dict(self.concrete), **{key: value for key, value in taken.items() if key not in self.absent}}
+        return {**dict(self.concrete), **taken}
 
 
 def set_tree(model: nn.Module, tree: Tree) -> None:
@@ -69,8 +68,9 @@ def tree_of(model: nn.Module) -> Tree:
     if isinstance(model, Region):
         origin = origin_of(model)
         inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
-        absent = frozenset(str(node.target) for node in inputs if node.target in OF_A_LOSS and held_value(node) is None)
-        return Tree(method=origin.method, num_inputs=origin.num_inputs, input_names=origin.input_names, absent=absent)
+        absent = {str(node.target) for node in inputs if node.target in OF_A_LOSS and held_value(node) is None}
+        names = tuple(name for name in origin.input_names if name not in absent)
+        return Tree(method=origin.method, num_inputs=origin.num_inputs, input_names=names)
     return Tree(method="")
 
 

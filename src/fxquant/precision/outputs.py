@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fxquant.flows.calibrate import run_batch
 from fxquant.graph.boundary import boundary_of
 from fxquant.graph.grid import QParams
-from fxquant.graph.region import Region
-from fxquant.graph.tree import Tree, tree_of
+from fxquant.graph.region import Region, origin_of
+from fxquant.graph.tree import Tree
 from fxquant.insight.measure import Errors
 
 ONLY = "output"  # the name of an output that is a tensor by itself
@@ -110,10 +110,12 @@ def run_float(model: nn.Module, batch: object, tree: Tree) -> object:
 
 def run_quantized(model: nn.Module, batch: object) -> object:
     """Call a quantized model with a batch of floats, and give floats back, also where its boundary is of integers."""
-    boundary = boundary_of(model) if isinstance(model, Region) else None
-    if boundary is None or not (boundary.inputs or boundary.outputs):
+    if not isinstance(model, Region):
         return run_batch(model, batch)
-    names = tree_of(model).input_names
+    boundary = boundary_of(model)
+    if not (boundary.inputs or boundary.outputs):
+        return run_batch(model, batch)
+    names = origin_of(model).input_names
     grids = {index: grid for index, grid in boundary.inputs.items() if isinstance(grid, QParams)}
     if isinstance(batch, Mapping):
         by_name = {names[index]: grid for index, grid in grids.items() if index < len(names)}
