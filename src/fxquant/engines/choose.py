@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import torch
 from torch import nn
 
 from fxquant.engines.engine import Engine
 from fxquant.engines.example import example_of
 from fxquant.engines.native.settings import Native
+from fxquant.engines.onednn.kernel_modules import Kernel
 from fxquant.engines.runtimes.regions import outermost
 from fxquant.engines.table import as_engine, available_engines
 from fxquant.engines.timing import time_interleaved
@@ -21,6 +23,8 @@ from fxquant.graph.counted import counting
 from fxquant.graph.own import copy_model
 from fxquant.graph.region import lowering_of, regions
 from fxquant.graph.run_passes import run_passes
+from fxquant.numerics.grid import Grid
+from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 from fxquant.passes.fill_grids import fill_grids
 
 AUTO = "auto"
@@ -56,8 +60,23 @@ def fastest(candidates: Mapping[str, nn.Module], call: Callable[[nn.Module], obj
         raise FxQuantError("no engine on this machine takes the model. The warnings say why.")
     if len(candidates) == 1:
         return next(iter(candidates.values()))
-    times = time_interleaved({name: functools.partial(call, candidate) for name, candidate in candidates.items()})
+    with contextlib.ExitStack() as stack:
+        for candidate in candidates.values():
+            stack.enter_context(_as_it_was(candidate))
+        times = time_interleaved({name: functools.partial(call, candidate) for name, candidate in candidates.items()})
     return candidates[min(times, key=lambda name: times[name].median)]
+
+
+@contextlib.contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Calls meanwhile are none that a model should remember: put back what they write to the buffers of float parts."""
+    parts = (module for module in model.modules() if not isinstance(module, (QuantizedWeight, Grid, Kernel)))
+    before = [(buffer, buffer.detach().clone()) for part in parts for buffer in part.buffers(recurse=False)]
+    yield
+    with torch.no_grad():
+        for buffer, value in before:
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)
 
 
 def run_examples(model: nn.Module) -> Callable[[nn.Module], object]:

@@ -13,6 +13,7 @@ from fxquant.engines.known_code import unknown_code
 from fxquant.engines.native.machine import host
 from fxquant.engines.native.runner import NativeRunner
 from fxquant.engines.native.settings import Native
+from fxquant.engines.native.shapes import changes
 from fxquant.engines.onednn.lower import lower
 from fxquant.engines.onednn.runner import OneDnn
 from fxquant.errors import ConfigError
@@ -32,13 +33,15 @@ def run_native(model: nn.Module, settings: Native) -> nn.Module:
     """Lower a converted model, in place, and give its regions machine code. Where none could be, they run on oneDNN."""
     machine = host()
     assert machine is not None
+    remember = {path for path, region in regions(model) if changes(region, region.graph)}
     run_passes(model, (lower,), Context())
     for path, region in regions(model):
         lowering = lowering_of(region)
         assert isinstance(lowering.runner, OneDnn)
         runner = NativeRunner(lowering.runner, machine, settings)
         lowering.runner = runner
-        runner.refusal = _try(region, runner)
+        if path not in remember:  # the example is no call that a model should remember
+            runner.refusal = _try(region, runner)
         if runner.failed:  # `explain` says so, too
             log.info("module %r runs on onednn, not native. %s", path, runner.failed)
     return model

@@ -35,7 +35,7 @@ from fxquant.engines.native.read import read
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.scan import Scans
 from fxquant.engines.native.settings import Native
-from fxquant.engines.native.shapes import Shape, Unread, order_of
+from fxquant.engines.native.shapes import Changes, Shape, Unread, order_of
 from fxquant.engines.native.together import takes_rows, together
 from fxquant.engines.native.verdicts import keep_verdict, load_verdict
 from fxquant.engines.onednn.kernels import has_nan
@@ -234,6 +234,8 @@ class NativeRunner(Runner):
             known.remake = functools.partial(self._remake, region, [_like(value) for value in inputs])
             return known
         made = self._attempt(region, graph, inputs)
+        if isinstance(made, Changes):
+            raise made
         orders = load_verdict(self.libraries.cache, made, text) if isinstance(made, Program) else None
         if isinstance(made, Program) and not made.whole and orders is not None:
             made.set_orders(orders)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.fx.node import Argument, Target
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
 from fxquant.capture.guards import apply_in_place, check_same
@@ -27,6 +28,10 @@ _BATCHES = (2, 5)
 
 class Unread(Exception):
     """A graph or a node that the native engine does not take, with the reason."""
+
+
+class Changes(Unread):
+    """A call changes the model, so one cannot be tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,14 +103,22 @@ def _writes(node: fx.Node) -> bool:
     return node.target in (apply_in_place, operator.setitem) or (overload is not None and overload._schema.is_mutable)
 
 
+def changes(root: nn.Module, graph: fx.Graph) -> str:
+    """Say how a call would change the model; nothing if it would not."""
+    if any(map(_writes, graph.nodes)):
+        return "it writes to tensors in place"
+    counts = any(isinstance(each, _NormBase) and each.training and each.track_running_stats for each in root.modules())
+    return "it counts the statistics of its batches" if counts else ""
+
+
 def find_shapes(root: nn.Module, graph: fx.Graph, inputs: Sequence[object]) -> tuple[Shapes, Values]:
     """(node -> Shape, a tuple of such, or None for what is not a tensor; node -> value with a batch of 2).
 
     `inputs` are the values of the placeholders. All tensors among them have the batch in front. Raises Unread if the
     graph does not run like that. Numbers that do not depend on the batch become constants of the graph.
     """
-    if any(map(_writes, graph.nodes)):
-        raise Unread("it writes to tensors in place")
+    if reason := changes(root, graph):
+        raise Changes(reason)
     tensors: dict[int, tuple[Tensor, Tensor]] = {}
     runs = []
     for batch in _BATCHES:
