@@ -60,7 +60,8 @@ HEAD = """# Results of recipes
 - ms: batch 1, one thread, all in turns. "ms torch" is `engine="onednn"`, float and torch.ao; the other peers stand in
   the column of what runs them. Trained models run the kernels of calibrated ones.
 - torch.ao folds no batch norms of EfficientNet-Lite0, whose convolutions are of a class of their own.
-- An empty cell, or a method that `--list` names and the table has not, was not measured.
+- Rows of one day may be of several commits. An empty cell, or a method that `--list` names and the table has not, was
+  not measured.
 """
 
 
