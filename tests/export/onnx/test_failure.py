@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.errors import FxQuantError
+from fxquant.export.onnx.failure import failure
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -85,3 +86,9 @@ def test_outputs_that_are_no_tensors_stay_with_the_caller(tmp_path: Path) -> Non
         found = fq.quantize(model, [X], engine=engine)(X)  # type: ignore[arg-type]
         assert found[1:] == theirs[1:]
         assert torch.allclose(found[0], theirs[0], atol=0.05)
+
+
+def test_a_model_of_transformers_that_returns_its_cache_is_told_how_not_to() -> None:
+    cache = "Found <class 'transformers.cache_utils.DynamicCache'> in output, which is not a known type."
+    told = str(failure("export_onnx", RuntimeError(cache), nn.Linear(2, 2)))
+    assert "The model returns its cache" in told and "config.use_cache = False" in told and "pytree" not in told

@@ -63,6 +63,9 @@ def failure(caller: str, error: Exception, model: nn.Module, hint: str = "") -> 
     place = _place(op, model) or next((at for each in chain if (at := _user_line(each))), "")
     where = f", at {place}" if place else ""
     why = next((line.strip() for line in str(first).splitlines() if line.strip()), type(first).__name__)
+    if "transformers.cache_utils" in why:
+        why = "The model returns its cache, which is no tensor"
+        hint = f"{hint}Set config.use_cache = False of the float model before it is quantized. "
     log.debug("%s: %s", caller, error, exc_info=error)
     return FxQuantError(f"{caller}: {what}{where}. {why[:300].rstrip('.')}. {hint}{_instead(model, caller)}")
 
