@@ -50,6 +50,35 @@ def test_depthwise_reads_what_a_convolution_writes(machine: Machine, multiplier:
     assert (found - expected).abs().max() < (expected.max() - expected.min()) / 100
 
 
+class Shared(nn.Module):
+    """What a depthwise convolution reads is read by Python, too, and returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act = nn.Conv2d(3, 24, 3, padding=1), nn.ReLU()
+        self.b, self.last = nn.Conv2d(24, 24, 3, padding=1, groups=24), nn.Conv2d(24, 5, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self.act(self.a(x))
+        return self.last(self.b(y)), y.permute(0, 2, 3, 1).cumsum(1), y
+
+
+def test_python_reads_them_too() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(2, 3, 9, 9), Shared().eval()
+    with torch.no_grad():
+        model.a.weight.mul_(torch.linspace(0.2, 2, 24).view(-1, 1, 1, 1))
+    rules = fq.get_default_qconfig_mapping("x86")
+    rules = rules.set_module_name("act", fq.QConfig(activation=_SPEC, weight=fq.default_qconfig.weight))
+    prepared = fq.prepare_fx(model, rules, (x,))
+    prepared(x)
+    reference, native = (fq.convert_fx(prepared, engine=engine) for engine in ("reference", fq.Native(cache=None)))
+    assert isinstance(native, Region) and "native" in repr(native)
+    with torch.no_grad():
+        for expected, found in zip(reference(x), native(x), strict=True):
+            assert (found - expected).abs().max() < (expected.max() - expected.min()) / 50
+
+
 def test_scales_that_change_are_seen() -> None:
     x = torch.randn(2, 3, 9, 9)
     prepared = prepare(1, x)

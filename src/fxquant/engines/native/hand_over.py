@@ -7,7 +7,7 @@ import math
 import torch
 from torch import fx
 
-from fxquant.engines.native.lazy import Moved, Outside, lazy
+from fxquant.engines.native.lazy import Moved, Outside, Value, lazy
 from fxquant.engines.native.ops import levels
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape
@@ -23,7 +23,7 @@ def run_outside(reader: Reader, node: fx.Node, reason: str) -> Outside:
         return Outside(node=node, level=-1)
     level, constant = -1, True
     for operand in node.all_input_nodes:
-        value = reader.values[operand]
+        value = seen_by_python(reader, operand)
         if not isinstance(value, Outside):
             constant = False
             level = max(level, hand_over(reader, operand).view.level + 1)
@@ -31,6 +31,17 @@ def run_outside(reader: Reader, node: fx.Node, reason: str) -> Outside:
             constant &= value.constant
             level = max(level, value.level)
     return Outside(node=node, level=level + (level + 1) % 2, constant=constant and bool(node.all_input_nodes))
+
+
+def seen_by_python(reader: Reader, node: fx.Node) -> Value:
+    """Return the value of a node that Python reads. Bytes with a scale for each channel, it makes floats."""
+    value = reader.values[node]
+    view = value.view if isinstance(value, Moved) else value
+    if node in reader.exports or not isinstance(view, View) or view.grid is None or not view.grid.channels:
+        return value
+    if reader.sizes[node].dtype != torch.uint8:  # no kernel does
+        value = reader.values[node] = run_outside(reader, node, "its input has a scale for each channel")
+    return value
 
 
 def hand_over(reader: Reader, node: fx.Node) -> Export:

@@ -10,7 +10,7 @@ from torch import fx
 
 from fxquant.engines.native.activations import KINDS
 from fxquant.engines.native.groups import Group, find_group
-from fxquant.engines.native.hand_over import hand_over, run_outside
+from fxquant.engines.native.hand_over import hand_over, run_outside, seen_by_python
 from fxquant.engines.native.lazy import Outside, Value
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.read_attention import read_attention
@@ -171,5 +171,5 @@ def _handler(reader: Reader, node: fx.Node) -> Handler:
 
 def _read_output(reader: Reader, node: fx.Node) -> None:
     for operand in node.all_input_nodes:
-        if not isinstance(reader.values[operand], Outside):
+        if not isinstance(seen_by_python(reader, operand), Outside):
             hand_over(reader, operand)
