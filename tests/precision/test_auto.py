@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
+from fxquant.engines.table import REFERENCE
 from fxquant.errors import ConfigError
+from fxquant.graph.amendments import Amendments, Regridded
 from fxquant.precision.attribute import NOW
+from fxquant.precision.auto import _Search
+from fxquant.precision.check import Check
+from fxquant.precision.outputs import OutputRow
 from fxquant.precision.sites import Reader, Site
 from fxquant.precision.steps import CALLED, COMPILED, more_precision
 from precision_models import Branches, DeadInputs, Exponential, collapsing
@@ -213,3 +218,14 @@ def test_what_leaves_machine_code_has_its_price() -> None:
         for prices in (CALLED, COMPILED)
     ]
     assert slower[1] > 10 * slower[0] > 0
+
+
+def test_ranges_that_end_a_collapse_are_not_the_end() -> None:
+    """After a collapse, what a better range leaves is lifted, too, until the model is good."""
+    torch.manual_seed(0)
+    model, data = Exponential().eval(), [torch.randn(8, 16) for _ in range(4)]
+    found = Check(outputs=(OutputRow(name="y", sqnr=24.0, cosine=1.0, max_error=0.0),), least=10.0, batches=1)
+    search = _Search(model, data, REFERENCE, lambda made, on: made, lambda made: found, None)
+    assert [limit.gain for limit in search._limits([], found)] == [6.0]
+    search._start, search.amendments = 7.0, Amendments(grids={("", "x"): Regridded((), "")})
+    assert [limit.gain for limit in search._limits([], found)] == [1.0]

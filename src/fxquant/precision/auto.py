@@ -270,7 +270,7 @@ class _Search:
         """Return what may be spent now, the least first."""
         if self._budget is not None:
             return [_Limit(slower=self._budget / int8_time(sites, self._prices) - 1, gain=1.0)]
-        recovering = bool(self.lifted) and self._start < LEAST
+        recovering = bool(self.amendments) and self._start < LEAST
         failing = (_CHEAP, _FAILING) if found.sqnr < LEAST else (_CHEAP,)
         limits = _COLLAPSED if found.sqnr < LOST else (_RECOVERING,) if recovering else failing
         return [replace(limit, slower=max(limit.slower - self._spent, 0.0)) for limit in limits]

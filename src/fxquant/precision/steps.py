@@ -194,7 +194,8 @@ def _added(chosen: Sequence[Site], whole: float, dynamic: bool, prices: Prices) 
         calls = max(site.calls, 1.0) if not site.is_weight else 1.0
         for reader in site.readers if modes else ():
             dearer = max(prices.times[modes[reader.place]] - prices.times[reader.status], 0.0)
-            more = calls * (reader.work * dearer + (prices.leaves * reader.values if dearer else 0.0))
+            leaves = dearer > 0 and not reader.dynamic  # linears take floats where they are
+            more = calls * (reader.work * dearer + (prices.leaves * reader.values if leaves else 0.0))
             added[reader.place] = max(added.get(reader.place, 0.0), more)
     return sum(added.values()) / whole if whole else 0.0
 
