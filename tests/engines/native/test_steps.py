@@ -60,7 +60,7 @@ def check_steps(model: nn.Module, x: Tensor, machine: Machine) -> int:
             view, expected = made[id(op.writes)]
             actual = steps.tensor(view)
             off = (actual.int() - expected.int()).abs()
-            assert off.max() <= 1 and (off > 0).float().mean() < 0.1, op.label
+            assert off.max() <= 1 and (off > 0).sum() <= max(1, 0.1 * off.numel()), op.label  # few have four values
             actual.copy_(expected)
             count += 1
     return count
