@@ -59,7 +59,9 @@ HEAD = """# Results of recipes
   channel of weights and of inputs of depthwise convolutions.
 - ms: batch 1, one thread, all in turns. "ms torch" is `engine="onednn"`, float and torch.ao; the other peers stand in
   the column of what runs them. Trained models run the kernels of calibrated ones.
-- torch.ao folds no batch norms of EfficientNet-Lite0, whose convolutions are of a class of their own.
+- torch.ao folds no batch norms of EfficientNet-Lite0, whose convolutions are of a class of their own, and has the boxes
+  and scores of YOLOX-Nano on one grid, since they are joined: its scores are multiples of 0.04. ONNX Runtime's own tool
+  stops at YOLOX-Nano ("Incomplete symbolic shape inference").
 - Rows of one day may be of several commits. An empty cell, or a method that `--list` names and the table has not, was
   not measured.
 """
