@@ -22,6 +22,7 @@ from fxquant.graph.paths import class_name
 
 # frames of these packages are machinery, not the user's code
 _OURS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_TRACE = fx.Tracer.trace.__code__  # what calls the model; who asked for that is above it
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 Scope = tuple[tuple[str, str], ...]
@@ -63,9 +64,9 @@ def _where(trace: str) -> str:
 
 
 def users_line() -> str:
-    """Return the line of the user's code that is running: "file.py:12", or ""."""
+    """Return the line of the user's code that is traced: "file.py:12", or "" inside of torch's own modules."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code is not _TRACE:
         if is_users(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
