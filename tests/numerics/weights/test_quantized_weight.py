@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import fxquant as fq
 from fxquant.export.reference import reference_of
@@ -96,3 +97,17 @@ def test_the_file_of_four_bits_is_half_of_eight(tmp_path: Path) -> None:
         made = fq.quantize(model, example_inputs=(x,), qconfig_mapping=mapping, mode="weight_only")
         sizes[bits] = fq.save(made, tmp_path / f"{bits}.fq").stat().st_size
     assert sizes[4] < 0.6 * sizes[8]
+
+
+class Doubled(nn.Module):
+    def forward(self, bias: Tensor) -> Tensor:
+        return bias * 2
+
+
+def test_a_parametrized_layer_can_be_copied() -> None:
+    x = torch.randn(4, 8)
+    quantized = fq.quantize(nn.Sequential(nn.Linear(8, 4)).eval(), [x], engine="reference")
+    before = quantized(x)
+    parametrize.register_parametrization(quantized.get_submodule("0"), "bias", Doubled())
+    assert not torch.equal(quantized(x), before)
+    assert torch.equal(copy.deepcopy(quantized)(x), quantized(x))

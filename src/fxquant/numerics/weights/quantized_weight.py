@@ -14,7 +14,7 @@ from fxquant.graph import torch_compat
 from fxquant.graph.nibbles import pack, unpack
 from fxquant.numerics.affine import dequantize
 from fxquant.numerics.checked_state import CheckedState
-from fxquant.numerics.weights.readable import readable
+from fxquant.numerics.weights.readable import Readable, readable
 
 
 class QuantizedWeight(CheckedState):
@@ -113,7 +113,8 @@ class QuantizedWeight(CheckedState):
         # one view as long as there is the tensor: some caches go by the id of what they are given
         views = self.__dict__.setdefault("_views", {})
         kept, view = views.get(name, (None, None))
-        if kept is not value or not view.is_of(self) or view.data_ptr() != value.data_ptr():  # tensor.data = ...
+        own = isinstance(view, Readable) and view.is_of(self)  # torch copies a parametrized module with its views
+        if kept is not value or not own or view.data_ptr() != value.data_ptr():  # tensor.data = ...
             view = readable(value, self, name)
             views[name] = value, view
         return view
