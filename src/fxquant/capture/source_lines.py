@@ -25,6 +25,8 @@ _OURS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirna
 _TRACE = fx.Tracer.trace.__code__  # what calls the model; who asked for that is above it
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
+_LONG = 400  # characters of a message: torch may list every signature of an op
+
 Scope = tuple[tuple[str, str], ...]
 
 
@@ -115,5 +117,14 @@ def reason_of(error: BaseException) -> Reason:
 
 def reason(error: BaseException) -> str:
     """Give the first lines of an exception's message, on one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) < 400 else text[:400] + " ..."
+    return _short(str(error)) or type(error).__name__
+
+
+def reason_in_graph(error: BaseException) -> str:
+    """The same, without what torch.fx adds about the graph that was running."""
+    return _short(str(error).partition("While executing %")[0]) or type(error).__name__
+
+
+def _short(message: str) -> str:
+    text = " ".join(message.split())
+    return text if len(text) < _LONG else f"{text[:_LONG]} ..."

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fxquant.capture.source_lines import reason_in_graph
 from fxquant.errors import ConfigError
 from fxquant.export.onnx.failure import failure, quiet
 from fxquant.export.open_sizes import Call, DynamicShapes, open_sizes
@@ -53,7 +54,5 @@ def _refuse_example(tree: nn.Module, args: tuple[object, ...], kwargs: dict[str,
         with torch.no_grad():
             tree(*args, **kwargs)
     except Exception as error:
-        text = " ".join(str(error).partition("While executing %")[0].split()).rstrip(".") or type(error).__name__
-        raise ConfigError(
-            f"{caller}: the model itself fails on the example inputs: {text[:400]}. Pass others."
-        ) from error
+        why = reason_in_graph(error).rstrip(".")
+        raise ConfigError(f"{caller}: the model itself fails on the example inputs: {why}. Pass others.") from error

@@ -8,9 +8,8 @@ from types import TracebackType
 
 from torch import Tensor, fx, nn
 
+from fxquant.capture.source_lines import reason_in_graph
 from fxquant.errors import CalibrationError, FxQuantError
-
-_LONG = 400  # characters of torch's own message: it may list every signature of an op
 
 
 @contextmanager
@@ -53,7 +52,5 @@ def _module(trace: TracebackType | None, model: nn.Module) -> str:
 
 
 def _message(error: Exception) -> str:
-    """What it says, without what torch.fx adds about the graph."""
-    text = " ".join(str(error).partition("While executing %")[0].split()) or type(error).__name__
-    text = text if len(text) < _LONG else f"{text[:_LONG]} ..."
+    text = reason_in_graph(error)
     return text if text[-1] in ".!?" else f"{text}."

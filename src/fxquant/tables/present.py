@@ -5,6 +5,7 @@ rich is imported when something is shown.
 
 from __future__ import annotations
 
+import abc
 import copy
 import csv
 import dataclasses
@@ -24,7 +25,7 @@ _NO_TERMINAL = 160  # columns, in files and pipes
 _LEAST = 18  # columns, for text that wraps
 
 
-class Shown:
+class Shown(abc.ABC):
     """What a call gives, shown in a terminal, by rich and in a notebook alike: tables and lines, in order.
 
     Columns named in `spare` give way in a narrow terminal.
@@ -33,9 +34,9 @@ class Shown:
     __slots__ = ()
     spare: ClassVar[tuple[str, ...]] = ()
 
+    @abc.abstractmethod
     def parts(self) -> Sequence[Table | str]:
         """Return the tables and lines."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return as_text(*self.parts(), spare=self.spare)

@@ -79,6 +79,9 @@ def kernels(path: Path) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(optimized).graph.node)
 
 
+ROUNDED = ("vision_transformer",)  # ONNX Runtime rounds one of its values to the next step
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_the_reference_at_any_batch(name: str, tmp_path: Path) -> None:
     entry = ZOO[name]
@@ -90,7 +93,7 @@ def test_agrees_with_the_reference_at_any_batch(name: str, tmp_path: Path) -> No
         more, more_kwargs = tree_map(partial(repeat, count), (args, kwargs))
         actual = run(path, *more, **more_kwargs)
         for left, right in zip(reference(quantized, *more, **more_kwargs), actual, strict=True):
-            assert sqnr_db(left, right) > 40  # one value of a small network that is rounded to the next step
+            assert sqnr_db(left, right) > (40 if name in ROUNDED else 50)
 
 
 @pytest.mark.parametrize("qconfig", QCONFIGS.values(), ids=QCONFIGS)

@@ -18,10 +18,6 @@ from types import ModuleType
 @contextlib.contextmanager
 def importing_without(patched: Callable[[], AbstractContextManager[object]], name: str) -> Iterator[None]:
     """Patch while it lasts; if a package of this name is imported meanwhile, its code runs unpatched."""
-    if name in sys.modules:
-        with patched():
-            yield
-        return
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched())
 
