@@ -14,7 +14,7 @@ from integers.converted import converted
 Recipe = tuple[tuple[str, int, int, int], ...]  # op, operand, second operand, variant
 
 OPS = ("conv", "depthwise", "add", "mul", "cat", "max_pool", "avg_pool", "nearest", "bilinear")
-CURVES = ("relu", "relu6", "leaky_relu", "hardswish")
+CURVES = ("relu", "relu6", "leaky_relu", "hardswish", "hardsigmoid")
 SLOPES = (0.1, 0.25, 26 / 256)
 
 
@@ -108,7 +108,7 @@ class Random(nn.Module):
             return F.interpolate(x, scale_factor=2, mode="bilinear")
         if op == "leaky_relu":
             return F.leaky_relu(x, SLOPES[variant % 3])
-        return {"relu": F.relu, "relu6": F.relu6, "hardswish": F.hardswish}[op](x)
+        return {"relu": F.relu, "relu6": F.relu6, "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid}[op](x)
 
 
 def random_model(recipe: Recipe, seed: int, target: str) -> nn.Module:

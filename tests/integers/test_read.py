@@ -37,3 +37,18 @@ def test_average_pools_with_the_factors_of_the_hardware_keep_their_bits() -> Non
         assert (reference(8 * x) == model(8 * x).numpy()).all()
     unrounded = fq.integer_reference(converted(pools[:2], x, "xint8"))
     assert len(unrounded.notes) == 1 and "leaves the model as floats" in unrounded.notes[0]
+
+
+@pytest.mark.parametrize("gain", [0.05, 1.0, 40.0])
+@pytest.mark.parametrize("curve", [nn.Hardswish(), nn.Hardsigmoid()], ids=["hardswish", "hardsigmoid"])
+def test_hard_curves_inside_of_kernels_keep_their_bits(curve: nn.Module, gain: float) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 16, 16)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), curve, nn.Conv2d(16, 4, 1))
+    with torch.no_grad():
+        model[0].weight.mul_(gain)
+        quantized = converted(model, x, "npu")
+        assert any(node.name == "_1" for node in quantized.graph.nodes)  # reads the convolution, not integers
+        reference = fq.integer_reference(quantized)
+        assert reference.notes == ()
+        assert (reference(3 * x) == quantized(3 * x).numpy()).all()

@@ -46,6 +46,13 @@ def keep_mantissa(values: Array) -> Array:
     return divide(values, np.int64(1) << excess, "half_even") << excess
 
 
+def divide_mantissa(values: Array, divisor: int) -> Array:
+    """Return quotients of 24 significant bits, ties to even, as float32 does; those below 2^25 are rounded down."""
+    whole = values // divisor
+    rest = values != whole * divisor
+    return keep_mantissa(2 * whole + rest) >> 1
+
+
 def sum_windows(values: Array, axes: Sequence[int], starts: Sequence[Array], ends: Sequence[Array]) -> Array:
     """Sums over [start, end) along each axis, one window for each index of the result."""
     for axis, first, last in zip(axes, starts, ends, strict=True):

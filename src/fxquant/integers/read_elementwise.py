@@ -14,6 +14,7 @@ from fxquant.integers.scales import places_of, position_of
 from fxquant.integers.values import Curve, Value, Whole
 
 _PRODUCTS = (torch.ops.aten.mul.Tensor, torch.ops.aten.mul_.Tensor)
+_WIDEST_BITS = 61
 SLOPE = 8  # binary places of a slope where the scales are no powers of two
 
 
@@ -88,6 +89,50 @@ def leaky_relu(reader: Reader, node: fx.Node, at: Args) -> Value:
     long = x.bound * slope.numerator > 2**MANTISSA
     name = reader.emit("leaky_relu", node, [x.tensor], multiplier=slope.numerator, shift=shift, mantissa=long)
     return Whole(tensor=name, scale=tuple(each / 2**shift for each in x.scale), axis=x.axis, zero=0, bound=bound)
+
+
+def hardsigmoid(reader: Reader, node: fx.Node, at: Args) -> Value:
+    """Of sums clip(x + 3, 0, 6) / 6. On the scale of the sums 3 is a whole number, or they get a finer one."""
+    source = at["self"]
+    if not isinstance(source, Whole) or source.grid is not None:
+        return pointwise(reader, node, at)
+    _, gate, _ = _gate(reader, node, source)
+    return Whole(tensor=gate.tensor, scale=(gate.scale[0] / 6,), axis=None, zero=0, bound=gate.bound)
+
+
+def hardswish(reader: Reader, node: fx.Node, at: Args) -> Value:
+    """Of sums x * clip(x + 3, 0, 6) / 6. float32 rounds the product and the quotient, which the step does as well."""
+    source = at["self"]
+    if not isinstance(source, Whole) or source.grid is not None:
+        return pointwise(reader, node, at)
+    x, gate, exact = _gate(reader, node, source)
+    bound = reader.check_width(node, x.bound * gate.bound)
+    scale = x.scale[0] * gate.scale[0]
+    if not exact:
+        name = reader.emit("mul", node, [x.tensor, gate.tensor])
+        return Whole(tensor=name, scale=(scale / 6,), axis=None, zero=0, bound=bound)
+    places = _WIDEST_BITS - bound.bit_length()
+    name = reader.emit("hardswish", node, [x.tensor, gate.tensor], places=places)
+    return Whole(tensor=name, scale=(scale / 2**places,), axis=None, zero=0, bound=(bound << places) // 6 + 1)
+
+
+def _gate(reader: Reader, node: fx.Node, source: Whole) -> tuple[Whole, Whole, bool]:
+    """Return sums x, clip(x + 3, 0, 6) on their scale, and whether that has a 3."""
+    if source.axis is not None:
+        reader.refuse(node, "it is a curve of sums with a scale for each channel, before they are rounded")
+    x = reader.centered(node, source)
+    three = 3 / x.scale[0]
+    shift = places_of(three) if position_of(x.scale[0]) is not None else 0
+    if shift:
+        x = reader.rescaled(node, x, x.scale[0] / 2**shift)
+        three = 3 / x.scale[0]
+    ends, exact = round(three), three.denominator == 1
+    if not exact:
+        reader.note("bounds of hard-sigmoids lie between steps of sums: they are rounded to these")
+    reader.check_bound(node, 2 * ends, exact)
+    moved = reader.emit("center", node, [x.tensor], zero=-ends)
+    name = reader.emit("clamp", node, [moved], low=0, high=2 * ends, shift=0)
+    return x, Whole(tensor=name, scale=x.scale, axis=None, zero=0, bound=2 * ends), exact
 
 
 def pointwise(reader: Reader, node: fx.Node, at: Args) -> Value:

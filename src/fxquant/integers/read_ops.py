@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fxquant.integers.read_common import Args
-from fxquant.integers.read_elementwise import add, clip, leaky_relu, mul
+from fxquant.integers.read_elementwise import add, clip, hardsigmoid, hardswish, leaky_relu, mul
 from fxquant.integers.read_moves import concat, expand, pad, permute, reshape, same, select, slice_, split
 from fxquant.integers.read_weighted import conv, linear, matmul
 from fxquant.integers.read_windows import adaptive_avg_pool, avg_pool, blended, max_pool, mean, nearest
@@ -34,6 +34,8 @@ READ: Mapping[Callable[..., Any], Callable[[Reader, fx.Node, Args], Any]] = Mapp
             (aten.hardtanh.default, aten.hardtanh_.default, aten.clamp.default, aten.clamp_min.default), clip
         ),
         **dict.fromkeys((aten.leaky_relu.default, aten.leaky_relu_.default), leaky_relu),
+        **dict.fromkeys((aten.hardswish.default, aten.hardswish_.default), hardswish),
+        **dict.fromkeys((aten.hardsigmoid.default, aten.hardsigmoid_.default), hardsigmoid),
         **dict.fromkeys((aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default), max_pool),
         **dict.fromkeys((aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default), avg_pool),
         **dict.fromkeys(

@@ -118,13 +118,17 @@ class Reader:
 
     def check_bound(self, node: fx.Node, bound: int, is_binary: bool = True) -> int:
         """Say where float32, which the simulation adds in, may be short of digits for the bits to be equal."""
-        if bound >= _WIDEST:
-            self.refuse(node, "its values may need more than 62 bits")
+        self.check_width(node, bound)
         if bound > 2**MANTISSA and is_binary:
             self.note(
                 f"values of {name_of(node)!r} may reach {bound} steps, beyond the 2^24 that float32 counts: the "
                 "simulation may round where integers do not"
             )
+        return bound
+
+    def check_width(self, node: fx.Node, bound: int) -> int:
+        if bound >= _WIDEST:
+            self.refuse(node, "its values may need more than 62 bits")
         return bound
 
     def quantize(self, node: fx.Node, value: object, grid: Port) -> Whole:

@@ -48,7 +48,7 @@ def _simple(ratio: Fraction) -> tuple[int, int, int] | None:
     """(multiplier, shift, divisor), the last two odd; None if a number is not small."""
     above, left = _odd(ratio.numerator)
     below, right = _odd(ratio.denominator)
-    fits = above < _SIMPLE and below < _SIMPLE and _MOST_SHIFT - 16 >= right - left >= -_BITS
+    fits = above < _SIMPLE and below < _SIMPLE and _MOST_SHIFT - below.bit_length() >= right - left >= -_BITS
     return (above, right - left, below) if fits else None
 
 

@@ -77,6 +77,11 @@ def leaky_relu(inputs: Inputs, constants: Named, at: Named) -> Array:
     return np.where(inputs[0] < 0, below, inputs[0] << at["shift"])
 
 
+def hardswish(inputs: Inputs, constants: Named, at: Named) -> Array:
+    product = arithmetic.keep_mantissa(inputs[0] * inputs[1]) << at["places"]
+    return arithmetic.divide_mantissa(product, 6)
+
+
 def requantize(inputs: Inputs, constants: Named, at: Named) -> Array:
     shape = (1,) if at["axis"] is None else (-1, *(1,) * (inputs[0].ndim - 1 - at["axis"]))
     factor, shift = (constants[name].astype(np.int64).reshape(shape) for name in ("multiplier", "shift"))
@@ -163,6 +168,7 @@ STEPS: Mapping[str, Callable[[Inputs, Named, Named], Array]] = MappingProxyType(
         "center": center,
         "clamp": clamp,
         "leaky_relu": leaky_relu,
+        "hardswish": hardswish,
         "requantize": requantize,
         "table": table,
         "max_pool": max_pool,
