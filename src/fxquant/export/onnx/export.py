@@ -206,6 +206,7 @@ def _translate(program: torch.export.ExportedProgram, tree: nn.Module, gemm: boo
     from onnx_ir.passes import common
 
     from fxquant.export.onnx.channel_scales import move_channel_scales
+    from fxquant.export.onnx.fold_pads import fold_pads
     from fxquant.export.onnx.fold_weights import fold_weights
     from fxquant.export.onnx.int32_bias import quantize_biases
     from fxquant.export.onnx.loop_constants import move_into_loops
@@ -222,6 +223,7 @@ def _translate(program: torch.export.ExportedProgram, tree: nn.Module, gemm: boo
     move_into_loops(model.graph)
     for graph in (model.graph, *model.graph.subgraphs()):
         fold_weights(graph)
+        fold_pads(graph)
         move_channel_scales(graph)
         quantize_biases(graph)
         part_zero_points(graph)
