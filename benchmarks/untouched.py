@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import inspect
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,16 @@ class Calls:
         self.count, self.last = 0, last
 
     def see(self, frame: types.FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event == "call" and (code.co_name == "forward" or self.is_of_a_pass(code)):
+        if event == "call" and is_counted(frame.f_code):
             self.count += 1
             if self.count == self.last:
                 raise Injected
 
-    def is_of_a_pass(self, code: types.CodeType) -> bool:
-        return "fxquant/passes/" in code.co_filename and not code.co_flags & inspect.CO_GENERATOR  # one may be closing
+
+@functools.cache  # asked at every call of a function
+def is_counted(code: types.CodeType) -> bool:
+    of_a_pass = "fxquant/passes/" in code.co_filename and not code.co_flags & inspect.CO_GENERATOR  # one may be closing
+    return code.co_name == "forward" or of_a_pass
 
 
 @contextlib.contextmanager
@@ -68,18 +71,30 @@ def watched(calls: Calls) -> Iterator[None]:
         sys.setprofile(None)
 
 
-def quantize(model: torch.nn.Module, args: Any, kwargs: Any, method: str, stages: dict[str, Calls]) -> None:
-    """All three stages, each under the eyes of its `Calls`."""
+def stages(model: torch.nn.Module, args: Any, kwargs: Any, method: str) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Name the three stages, each with its call; whoever asks for the next one has made it."""
     mapping = fq.get_default_qconfig_mapping("x86")
-    with watched(stages["prepare"]):
-        prepared = fq.prepare_fx(model, mapping, args, example_kwargs=kwargs, method=method)
-    with watched(stages["calibrate"]):
-        fq.calibrate(prepared, [args or kwargs])
-    with watched(stages["convert"]):
-        fq.convert_fx(prepared)
+    prepared: list[torch.nn.Module] = []
+
+    def prepare() -> None:
+        prepared.append(fq.prepare_fx(model, mapping, args, example_kwargs=kwargs, method=method))
+
+    yield "prepare", prepare
+    yield "calibrate", lambda: fq.calibrate(prepared[0], [args or kwargs])
+    yield "convert", lambda: fq.convert_fx(prepared[0])
 
 
-STAGES = ("prepare", "calibrate", "convert")
+def cut_off(call: Callable[[], object]) -> bool:
+    """Make a call, and again with an error raised half-way; tell whether it came out, if there was a half."""
+    calls = Calls()
+    with watched(calls):
+        call()
+    if calls.count < 2:
+        return True
+    with contextlib.suppress(Injected, fq.FxQuantError), watched(Calls(calls.count // 2)):
+        call()
+        return False
+    return True
 
 
 def differences(name: str, methods: tuple[str, ...], errors: bool) -> list[str]:
@@ -90,16 +105,12 @@ def differences(name: str, methods: tuple[str, ...], errors: bool) -> list[str]:
     found = []
     for method in methods:
         before = state_of(model)
-        seen = {stage: Calls() for stage in STAGES}
         with contextlib.suppress(fq.CaptureError):
-            quantize(model, args, kwargs, method, seen)
-        for stage in STAGES if errors else ():
-            stages = {each: Calls(seen[stage].count // 2 if each == stage else 0) for each in STAGES}
-            try:
-                quantize(model, args, kwargs, method, stages)
-                found += [f"{method}: no error in {stage}"] * (seen[stage].count > 1)
-            except (Injected, fq.FxQuantError):
-                pass
+            for stage, call in stages(model, args, kwargs, method):
+                if not errors:
+                    call()
+                elif not cut_off(call):
+                    found.append(f"{method}: no error in {stage}")
         after = state_of(model)
         found += [f"{method}: {key}" for key in before if before[key] != after[key]]
         again = outputs(model, args, kwargs)
