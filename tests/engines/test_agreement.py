@@ -75,7 +75,7 @@ class Table(nn.Module):
     def __init__(self, factor: float) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.table = nn.Parameter(torch.rand(50, 8))
+        self.table = self.same = nn.Parameter(torch.rand(50, 8))
         self.factor = factor
 
     def forward(self, index: Tensor) -> Tensor:
@@ -88,6 +88,20 @@ def test_inputs_that_are_all_integers() -> None:
     with pytest.raises(fq.FxQuantError, match=r"agree to 14\.0 dB"):
         check_agreement(lambda index: Table(1.0)(index) * 1.2, Table(1.0), {"index": index}, "some")
     check_agreement(lambda index: Table(1.01e6)(index), Table(1e6), {"index": index}, "some")
+
+
+class Pixels(Table):
+    """Rounds its input first, so that nothing of a nudge is left."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.round().long())
+
+
+def test_inputs_whose_grid_takes_in_the_nudge() -> None:
+    x = torch.arange(40.0)
+    check_agreement(lambda x: Pixels(1.01e6)(x), Pixels(1e6), {"x": x}, "some")
+    with pytest.raises(fq.FxQuantError, match=r"agree to 14\.0 dB"):
+        check_agreement(lambda x: Pixels(1.0)(x) * 1.2, Pixels(1.0), {"x": x}, "some")
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])

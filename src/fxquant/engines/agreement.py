@@ -1,8 +1,8 @@
 """Whether a runtime computes what the quantized graph says, seen before the runtime is used.
 
 Two right results differ, too: sums in another order round some values to the next step, and deep networks make much
-of that. So the graph itself is run on inputs changed by less than a step, and the runtime may be off by little more
-than what this changes. Inputs that are all integers cannot be changed so; there, the weights are.
+of that. So the graph itself is run on inputs and weights changed by less than a step, and the runtime may be off by
+little more than what this changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("fxquant")
 
-_NUDGE = 1 + 2**-10
+_UP = 1 + 2**-10
 _SLACK_DB, _ENOUGH_DB = 6.0, 20.0
 _QUANTIZED = (torch.uint8, torch.int8)  # results on a grid; other integers are indices
 
@@ -60,26 +60,28 @@ def compare(expected: object, found: object, nudged: Callable[[], object], engin
 
 
 def _run_nudged(graph: nn.Module, example: dict[str, object]) -> object:
-    if any(isinstance(x, Tensor) and x.is_floating_point() for x in pytree.tree_leaves(example)):
-        return graph(**nudge(example))
+    """The result on inputs and weights that are both nudged: a grid may take in what changes in the inputs."""
     grids = {id(module) for module in graph.modules() if isinstance(module, Grid)}  # steps stay where they are
     tensors = {
-        join_path(path, name): _nudge(tensor)
+        join_path(path, name): nudge(tensor)
         for path, module in graph.named_modules()
         if id(module) not in grids
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     }
-    return torch.func.functional_call(graph, tensors, (), example)
+    return torch.func.functional_call(graph, tensors, (), nudge(example), tie_weights=False)
 
 
 def nudge(values: T) -> T:
-    """Inputs changed by less than a step, wherever they are floats."""
+    """Tensors changed by less than a step, up or down, wherever they are floats."""
     made: T = pytree.tree_map_only(Tensor, _nudge, values)
     return made
 
 
 def _nudge(x: Tensor) -> Tensor:
-    return x * _NUDGE if x.is_floating_point() else x
+    if not x.is_floating_point():
+        return x
+    ways = torch.randint(2, x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
+    return torch.where(ways.bool(), x * _UP, x / _UP)
 
 
 def _worst_db(expected: object, actual: object) -> float:
