@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import fx
 
 from fxquant.engines.native.activations import SMOOTH, Act, fit
-from fxquant.engines.native.finish import MOST_MAGIC, Finish, header
+from fxquant.engines.native.finish import GREATEST_LANDED, LEAST_LANDED, MOST_LANDED, MOST_MAGIC, Finish, header
 from fxquant.engines.native.groups import Group
+from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View
@@ -22,6 +23,7 @@ from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 
 Doubles = NDArray[np.float64]
 _LARGEST = float(2**29)
+_NOTHING = 1e-3  # steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +108,7 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid
         low, high = (_step(limit, grid) for limit in limits)
         act = None
     if grid.channels:
-        return _per_channel(made, other, grid, act, (low, high))
+        return _per_channel(reader.machine, made, other, grid, act, (low, high))
     table = words = None
     if act is not None and act.kind in SMOOTH and reader.machine.triple.startswith("x86"):
         words = fit_words(act, grid.scale, grid.zero) if reader.machine.words else None
@@ -117,7 +119,8 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid
     lift -= 0.0 if other is None or other.grid is None else rest * other.grid.zero
     sums = np.abs(made.weight.astype(np.int64)).sum((1, 2, 3)) * 255
     largest = ((sums * np.abs(scale) + np.abs(bias)).max() + 255 * rest * unit) / min(unit, grid.scale) + abs(lift)
-    magic = bool(sums.max() < MOST_MAGIC and scale.max() / grid.scale < 0.02)
+    landed = act is None and other is None and _lands(reader.machine, scale / unit, sums, largest)
+    magic = landed or bool(sums.max() < MOST_MAGIC and scale.max() / grid.scale < 0.02)
     spec = Finish(
         out="u8",
         other="" if other is None else "u8",
@@ -127,21 +130,33 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid
         low=low,
         high=high,
         magic=magic,
+        landed=landed,
         bounded=bool(largest > _LARGEST),
     )
     head = header(rest, 1.0 / grid.scale, grid.zero, table)
     return Ending(spec=spec, header=head, scale=scale / unit, bias=bias / unit + lift)
 
 
-def _per_channel(made: Numbers, other: View | None, grid: Grid, act: Act | None, limits: tuple[int, int]) -> Ending:
+def _lands(machine: Machine, scale: Doubles, sums: NDArray[np.int64], largest: float) -> bool:
+    """Tell whether the sums of every channel, times its scale, can land on whole steps, or do not count."""
+    if not machine.triple.startswith("x86") or sums.max() >= MOST_MAGIC or largest >= MOST_LANDED:
+        return False
+    found = (scale >= LEAST_LANDED) | (scale * sums < _NOTHING)
+    return bool((found & (scale < GREATEST_LANDED)).all())
+
+
+def _per_channel(
+    machine: Machine, made: Numbers, other: View | None, grid: Grid, act: Act | None, limits: tuple[int, int]
+) -> Ending:
     """Return the end of a kernel whose output has a scale for each channel: it multiplies per channel anyway."""
     if act is not None or other is not None:
         raise Unread("what comes before a scale for each channel has to be linear")
     unit = np.array(grid.channels)
     sums = np.abs(made.weight.astype(np.int64)).sum((1, 2, 3)) * 255
     largest = ((sums * np.abs(made.scale) + np.abs(made.bias)) / unit).max()
-    magic = bool(sums.max() < MOST_MAGIC and (made.scale / unit).max() < 0.02)
-    spec = Finish(low=limits[0], high=limits[1], magic=magic, bounded=bool(largest > _LARGEST))
+    landed = _lands(machine, made.scale / unit, sums, largest + abs(grid.zero))
+    magic = landed or bool(sums.max() < MOST_MAGIC and (made.scale / unit).max() < 0.02)
+    spec = Finish(low=limits[0], high=limits[1], magic=magic, landed=landed, bounded=bool(largest > _LARGEST))
     return Ending(spec=spec, header=header(), scale=made.scale / unit, bias=made.bias / unit + grid.zero)
 
 

@@ -213,7 +213,8 @@ def _tile(
     weight_size = size * k.machine.weight_bytes
     sums = [load_starts(k, spec.finish, params, 4, size)] * (ty * tx)
     load = _Loader(k, spec, bases[0], sizes)
-    for quad, uses in zip(plan.quads, plan.uses, strict=True):
+    last = {output: index for index, uses in enumerate(plan.uses) for output, _ in uses}
+    for index, (quad, uses) in enumerate(zip(plan.quads, plan.uses, strict=True)):
         if not uses:
             continue
         used = [any(plan.variants[variant][i] is not None for _, variant in uses) for i in range(4)]
@@ -238,14 +239,27 @@ def _tile(
         made = k.loop(0, 1, 1, products, carries, apart=True)
         for place, (output, _) in enumerate(uses):
             sums[output] = made[4 * place : 4 * place + 4]
-    affine = load_affine(k, params, 4, size)
-    for output in range(ty * tx):
-        y, x = divmod(output, tx)
-        out = k.at(bases[1], y * spec.out_row + x * spec.out_pixel)
-        other = k.at(bases[2], y * spec.other_row + x * spec.other_pixel) if bases[2] else ""
-        apart = tuple(k.at(out, strip * tx * spec.out_pixel) for strip in range(sizes[1])) if sizes[1] > 1 else ()
-        places = [Places(header="%params", out=out, other=other, apart=apart)]
-        finish(k, spec.finish, [sums[output]], affine, places, size)
+        for output in (each for each, _ in uses if last[each] == index):  # at once: their sums leave the registers
+            _finish(k, spec, bases, params, (output, sums[output]), sizes)
+
+
+def _finish(
+    k: Kernel,
+    spec: Depthwise,
+    bases: tuple[str, str, str],
+    params: str,
+    done: tuple[int, list[str]],
+    sizes: tuple[int, int],
+) -> None:
+    """Write an output of a tile; `done`: which one, and its sums."""
+    (output, sums), (channels, strips), tx = done, sizes, spec.tile[1]
+    size = channels * strips
+    y, x = divmod(output, tx)
+    out = k.at(bases[1], y * spec.out_row + x * spec.out_pixel)
+    other = k.at(bases[2], y * spec.other_row + x * spec.other_pixel) if bases[2] else ""
+    apart = tuple(k.at(out, strip * tx * spec.out_pixel) for strip in range(strips)) if strips > 1 else ()
+    places = [Places(header="%params", out=out, other=other, apart=apart)]
+    finish(k, spec.finish, [sums], load_affine(k, params, 4, size), places, size)
 
 
 class _Loader:
@@ -314,6 +328,6 @@ def pack_affine(
     scale: NDArray[np.float64], bias: NDArray[np.float64], spec: Depthwise, machine: Machine
 ) -> NDArray[np.uint8]:
     """Scales and biases of all channels as the kernel reads them behind the header."""
-    rows = affine_rows(scale, bias, spec.finish.magic)
+    rows = affine_rows(scale, bias, spec.finish)
     blocks = [rows[:, channels.reshape(-1)].reshape(-1) for channels in _blocks(spec, machine)]
     return np.concatenate(blocks).view(np.uint8)

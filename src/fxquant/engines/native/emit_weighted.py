@@ -259,7 +259,7 @@ def emit_gemm(
         taps=taps,
         extent=extent,
         groups=1 if geometry is None else geometry.groups,
-        finish=end.spec,
+        finish=replace(end.spec, turns=end.spec.landed),
         other=other is not None,
     )
     spec, machine, weights, offsets = product.form(reader.machine, _most(group, x))

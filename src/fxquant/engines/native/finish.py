@@ -12,6 +12,8 @@ in the order of the vectors.
 Sums that begin at MAGIC's bits are floats already, which saves an instruction. The bias takes back MAGIC times the
 scale, a number so large that as a float it may be off by a hundredth of a step. So each channel begins some whole
 number further, with the one that leaves its bias closest to a float; the next scales are tried where none is close.
+Outputs can be made in the same way: MAGIC is added with the bias, and the instruction that multiplies rounds, too. That
+bias has to be a whole number, so there are more beginnings to choose from.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ _OTHER, _SCALE, _ZERO, _TABLE = 0, 64, 128, 192
 HEADER_BYTES = _TABLE + TABLE_BYTES
 _LARGEST = float(2**30)
 _STARTS = 2**16 * np.arange(16)  # whole numbers, beyond MAGIC, of which each channel's sums begin with one
+MOST_LANDED = 2**15 - 2**8  # values of this size keep their sign in the low word
+LEAST_LANDED, GREATEST_LANDED = 2.0**-19, 0.1  # scales for which some start makes up for any bias
 MOST_MAGIC = 2**22 - 2**20  # sums of this size stay floats of the same exponent
+_LANDINGS = 64  # numbers of whole steps that are tried
 _MOVES = (0, 1, -1, 2, -2, 3, -3, 4, -4)  # of a scale, in units of its last place
 _EXACT = 1e-4  # steps
 
@@ -41,6 +46,8 @@ class Finish:
 
     `words`: it is one of words.
     `magic`: sums start near MAGIC's bits, so that they are floats already; they and the scales have to be small.
+    `landed`: so do the values, which the one instruction that makes them rounds; they have to fit int16.
+    `turns`: each two vectors of channels that are packed to bytes together hold them in turns.
     `bounded`: values may lie beyond what int32 holds and are cut first.
     """
 
@@ -52,6 +59,8 @@ class Finish:
     low: int = 0
     high: int = 255
     magic: bool = False
+    landed: bool = False
+    turns: bool = False
     bounded: bool = False
 
     @property
@@ -120,33 +129,46 @@ def _store(k: Kernel, spec: Finish, values: list[list[str]], places: list[Places
         step = 4 // part
         for first in range(0, len(values), step):
             some, where = values[first : first + step], places[first : first + step]
-            rounded = [[k.round(x, width) for x in each[done : done + part]] for each in some]
+            rounded = [[_round(k, spec, x, width) for x in each[done : done + part]] for each in some]
             at = [k.at(place.out, n * done) for place in where]
             if where[0].apart:
                 assert part == 4 == len(values[0]), "vectors that pixels share are packed to bytes as they are"
-                packed = k.clamp_bytes(_narrow(k, spec, rounded[0], where[0].header, width), spec.low, spec.high, width)
+                packed = k.clamp_bytes(
+                    _narrow(k, spec, rounded[0], where[0].header, width, part), spec.low, spec.high, width
+                )
                 for address, bytes_ in zip(where[0].apart, k.pieces(packed, len(where[0].apart), width), strict=True):
                     k.store(f"<{width // len(where[0].apart)} x i8>", bytes_, address)
                 continue
             if len(some) == step:
-                _store_four(k, spec, rounded, (at, where[0].header), width)
+                _store_four(k, spec, rounded, (at, where[0].header), width, part)
                 continue
             for each, address in zip(rounded, at, strict=True):
-                packed = k.clamp_bytes(_narrow(k, spec, each, where[0].header, width), spec.low, spec.high, part * n)
+                packed = k.clamp_bytes(
+                    _narrow(k, spec, each, where[0].header, width, part), spec.low, spec.high, part * n
+                )
                 k.store(f"<{part * n} x i8>", packed, address)
         done += part
 
 
-def _narrow(k: Kernel, spec: Finish, vectors: list[str], header: str, width: int) -> str:
+def _round(k: Kernel, spec: Finish, x: str, width: int) -> str:
+    n = width // 4
+    return k.value(f"bitcast <{n} x float> {x} to <{n} x i32>") if spec.landed else k.round(x, width)
+
+
+def _narrow(k: Kernel, spec: Finish, vectors: list[str], header: str, width: int, part: int) -> str:
+    if spec.landed:
+        return k.narrow_words(vectors, width, spec.turns and part > 1)
     if not spec.words:
         return k.narrow(vectors, width)
     return k.narrow(vectors, width, lambda words: apply_words(k, words, k.at(header, _TABLE), width))
 
 
-def _store_four(k: Kernel, spec: Finish, rounded: list[list[str]], places: tuple[list[str], str], width: int) -> None:
+def _store_four(
+    k: Kernel, spec: Finish, rounded: list[list[str]], places: tuple[list[str], str], width: int, part: int
+) -> None:
     """Write four vectors of int32, which belong to one pixel, to two or to four. `places`: of each, of the header."""
     at, header = places
-    packed = _narrow(k, spec, [x for each in rounded for x in each], header, width)
+    packed = _narrow(k, spec, [x for each in rounded for x in each], header, width, part)
     packed = k.clamp_bytes(packed, spec.low, spec.high, width)
     apart = k.apart(packed, len(rounded), width)
     for address, bytes_ in zip(at, apart, strict=True):
@@ -211,10 +233,12 @@ def header(
     return np.concatenate((start, np.zeros(TABLE_BYTES // 4, np.float32) if table is None else table))
 
 
-def affine_rows(scale: NDArray[np.float64], bias: NDArray[np.float64], magic: bool) -> NDArray[np.float32]:
+def affine_rows(scale: NDArray[np.float64], bias: NDArray[np.float64], spec: Finish) -> NDArray[np.float32]:
     """Scales and biases of all channels; with `magic`, where their sums start, too."""
-    if not magic:
+    if not spec.magic:
         return np.stack((scale, bias)).astype(np.float32)
+    if spec.landed:
+        scale = np.where(scale < LEAST_LANDED, 0.0, scale)  # what is left of these channels is their bias
     nearest = scale.astype(np.float32)
     rows, off = np.zeros((3, len(scale))), np.full(len(scale), np.inf)
     for move in _MOVES:
@@ -222,12 +246,21 @@ def affine_rows(scale: NDArray[np.float64], bias: NDArray[np.float64], magic: bo
         if not len(left):
             break
         tried = (nearest[left].view(np.int32) + np.int32(move)).view(np.float32).astype(np.float64)
-        exact = bias[left] - (MAGIC + _STARTS[:, None]) * tried
+        starts = MAGIC + (_landing(tried, bias[left]) if spec.landed else _STARTS[:, None])
+        exact = bias[left] - starts * tried + (MAGIC if spec.landed else 0.0)
         rounding = np.abs(exact.astype(np.float32) - exact)
         best = rounding.argmin(0), np.arange(len(left))
         steps = 256 + np.abs(bias[left])  # as large as the output gets
         missed = rounding[best] + steps * np.abs(tried - scale[left]) / np.maximum(scale[left], 1e-300)
         better = missed < off[left]
-        made = np.stack((tried, exact[best], MAGIC + _STARTS[best[0]]))
+        made = np.stack((tried, exact[best], np.broadcast_to(starts, exact.shape)[best]))
         rows[:, left[better]], off[left[better]] = made[:, better], missed[better]
     return rows.astype(np.float32)
+
+
+def _landing(scale: NDArray[np.float64], bias: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return some whole numbers for each channel after which sums times the scale are about whole numbers of steps."""
+    apart = np.maximum(np.floor(_STARTS[-1] * scale / _LANDINGS), 1.0)  # steps; far apart, more of them differ
+    steps = np.arange(_LANDINGS)[:, None] * apart + (bias - MAGIC * scale) % 1.0
+    found: NDArray[np.float64] = np.rint(steps / np.maximum(scale, 1e-300)).clip(0, _STARTS[-1])
+    return found

@@ -50,6 +50,7 @@ INTRINSICS: dict[str, Signature] = {
     "llvm.x86.avx512.pmul.hr.sw.512": ("<32 x i16>", ("<32 x i16>", "<32 x i16>")),
     "llvm.sadd.sat.v32i16": ("<32 x i16>", ("<32 x i16>", "<32 x i16>")),
     "llvm.x86.avx2.permps": ("<8 x float>", ("<8 x float>", "<8 x i32>")),
+    "llvm.x86.avx512.pshuf.b.512": ("<64 x i8>", ("<64 x i8>", "<64 x i8>")),
     "llvm.x86.avx2.pshuf.b": ("<32 x i8>", ("<32 x i8>", "<32 x i8>")),
     "llvm.x86.sse2.pause": ("void", ()),
     "llvm.aarch64.neon.sdot.v4i32.v16i8": ("<4 x i32>", ("<4 x i32>", "<16 x i8>", "<16 x i8>")),

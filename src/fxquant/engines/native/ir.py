@@ -37,12 +37,13 @@ class Function:
         arguments = [f"ptr %{pointer}" for pointer in pointers]
         arguments += [f"i64 %{bound}" for bound in ("y0", "y1", "n0", "n1")]
         self.lines = [f"define internal void @{name}({', '.join(arguments)}) #0 {{", "entry:"]
+        self.first: list[str] = []  # lines that come before the others
         self.block = "entry"
         self.used: set[str] = set()  # intrinsics
         self._count = 0
 
     def text(self) -> str:
-        return "\n".join((*self.lines, "  ret void", "}"))
+        return "\n".join((*self.lines[:2], *self.first, *self.lines[2:], "  ret void", "}"))
 
     def fresh(self) -> int:
         self._count += 1

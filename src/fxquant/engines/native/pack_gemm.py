@@ -86,7 +86,7 @@ def pack_affine(
     scale: NDArray[np.float64], bias: NDArray[np.float64], spec: Gemm, machine: Machine, offsets: list[int] | None
 ) -> NDArray[np.uint8]:
     """Scales and biases of all channels, which lie behind the header; `offsets` are of moved blocks."""
-    rows = affine_rows(scale, bias, spec.finish.magic)
+    rows = affine_rows(scale, bias, spec.finish)
     found, first = [], 0
     for index, vectors in enumerate(spec.blocks):
         channels = first + _order(spec, vectors, machine)
@@ -100,4 +100,8 @@ def pack_affine(
 
 
 def _order(spec: Gemm, vectors: int, machine: Machine) -> NDArray[np.int64]:
-    return order(vectors, machine.width) if spec.finish.out == "u8" else np.arange(vectors * machine.floats)
+    return (
+        order(vectors, machine.width, spec.finish.turns)
+        if spec.finish.out == "u8"
+        else np.arange(vectors * machine.floats)
+    )

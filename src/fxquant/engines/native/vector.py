@@ -37,14 +37,17 @@ def even_parts(total: int, most: int) -> tuple[int, int, int]:
 
 
 @functools.cache
-def order(vectors: int, width: int) -> NDArray[np.int64]:
-    """Return the channel that each element of a group of vectors holds, in the order of vectors and elements."""
+def order(vectors: int, width: int, turns: bool = False) -> NDArray[np.int64]:
+    """Return the channel that each element of a group of vectors holds, in the order of vectors and elements.
+
+    With `turns`, two vectors that are packed together hold channels in turns.
+    """
     found: list[int] = []
     first = 0
     for part in parts(vectors):
-        found += [
-            first + 4 * part * lane + 4 * v + j for v in range(part) for lane in range(width // 16) for j in range(4)
-        ]
+        for v in range(part):
+            start, step = (8 * (v // 2) + v % 2, 2) if turns and part > 1 else (4 * v, 1)
+            found += [first + 4 * part * lane + start + step * j for lane in range(width // 16) for j in range(4)]
         first += part * width // 4
     return np.array(found)
 
@@ -261,6 +264,42 @@ class Kernel(Function):
         kept = 4 * len(vectors)  # bytes of each lane
         picked = [16 * lane + j for lane in range(width // 16) for j in range(kept)]
         return self.value(f"shufflevector <{width} x i8> {packed}, <{width} x i8> poison, {indices(picked)}")
+
+    def narrow_words(self, vectors: list[str], width: int, turns: bool) -> str:
+        """The same for the low words alone; `turns` tells whether each two vectors have their channels in turns."""
+        pairs = [
+            self._low_words(vectors[at], vectors[min(at + 1, len(vectors) - 1)], width)
+            for at in range(0, len(vectors), 2)
+        ]
+        name = {16: "sse2.packuswb.128", 32: "avx2.packuswb", 64: "avx512.packuswb.512"}[width]
+        packed = self.call(f"llvm.x86.{name}", pairs[0], pairs[-1])
+        kept = 4 * len(vectors)  # bytes of each lane
+        if turns and len(vectors) == 4:
+            return packed
+        sorted_ = [j if turns else 8 * (j // 8) + 2 * (j % 4) + j // 4 % 2 for j in range(kept)]
+        picked = [16 * lane + j for lane in range(width // 16) for j in sorted_]
+        return self.value(f"shufflevector <{width} x i8> {packed}, <{width} x i8> poison, {indices(picked)}")
+
+    def _low_words(self, a: str, b: str, width: int) -> str:
+        """The low words of the elements of two vectors, in turns, by as few instructions as a machine has for it."""
+        n, low = width // 2, [place % 4 < 2 for place in range(width)]
+        if width < 64:
+            high = self.value(f"shl <{width // 4} x i32> {b}, splat (i32 16)")
+            first, second = (self.value(f"bitcast <{width // 4} x i32> {each} to <{n} x i16>") for each in (a, high))
+            which = ", ".join(f"i1 {str(place % 2 == 0).lower()}" for place in range(n))
+            return self.value(f"select <{n} x i1> <{which}>, <{n} x i16> {first}, <{n} x i16> {second}")
+        first, second = (self.value(f"bitcast <{width // 4} x i32> {each} to <{width} x i8>") for each in (a, b))
+        places = ", ".join(f"i8 {place % 16 - 2 * (not is_low)}" for place, is_low in enumerate(low))
+        moved = self.call("llvm.x86.avx512.pshuf.b.512", second, f"<{places}>")
+        both = self.value(f"select <64 x i1> {self._high_words()}, <64 x i8> {moved}, <64 x i8> {first}")
+        return self.value(f"bitcast <64 x i8> {both} to <32 x i16>")
+
+    def _high_words(self) -> str:
+        """A mask of the bytes of high words, in a register. LLVM is not told what is in it: it knows worse ways."""
+        if not self.first:
+            bits = sum(0b1100 << 4 * element for element in range(16)) - (1 << 64)
+            self.first += (f'  %bits = call i64 asm "", "=r,0"(i64 {bits})', "  %high = bitcast i64 %bits to <64 x i1>")
+        return "%high"
 
     def apart(self, packed: str, count: int, width: int) -> list[str]:
         """Four narrowed vectors that belong to `count` pixels, as bytes of each pixel."""
