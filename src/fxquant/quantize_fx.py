@@ -56,6 +56,7 @@ from fxquant.engines.engine import Engine
 from fxquant.engines.native.settings import Native
 from fxquant.engines.table import REFERENCE, as_engine, available_engines, targets_of_engines
 from fxquant.errors import ConfigError, StageError
+from fxquant.flows.constant_inputs import warn_of_constant_inputs
 from fxquant.flows.decide import decide, decide_for_training, leaves_target_open, watch_for
 from fxquant.flows.pipelines import CONNECT, CONVERT, FREEZE, FUSE, PREPARE, PREPARE_QAT
 from fxquant.graph.clone_tree import clone_tree
@@ -363,6 +364,7 @@ def _convert(prepared: nn.Module, custom: ConvertCustomConfig, engine: Engine) -
         copied = copy_model(prepared).eval()
         take_leaves(copied, custom.observed_to_quantized_mapping)
         decided = decide(copied, engine=engine, in_place=True)
+        warn_of_constant_inputs(decided, stacklevel=3)
         converted = quantize_custom(decided, custom.observed_to_quantized_mapping)
         fresh = {id(region) for _, region in regions(converted) if stage_of(region) is Stage.PREPARED}
         context = Context(uncalibrated=uncalibrated)
