@@ -30,7 +30,8 @@ class Watch:
     tensors: list[Tensor]
     counted: list[Tensor]  # one for all that share a version counter
     versions: list[int]
-    pointers: list[int]  # to their memory, which `tensor.data = ...` makes another
+    placed: list[Tensor]  # those with memory of their own: sparse ones have none
+    pointers: list[int]  # to it, which `tensor.data = ...` makes another
     modes: list[tuple[nn.Module, bool]]  # those that do another thing in train mode, and whether they are in it
     blind: bool  # some do not count what is written to them
 
@@ -43,7 +44,7 @@ class Watch:
             return False
         if self.blind or list(map(_version, self.counted)) != self.versions:
             return False
-        if list(map(Tensor.data_ptr, self.tensors)) != self.pointers:
+        if list(map(Tensor.data_ptr, self.placed)) != self.pointers:
             return False
         return all(module.training is training for module, training in self.modes)
 
@@ -54,7 +55,7 @@ class Watch:
         modes = tuple((module.__dict__, "training", training) for module, training in self.modes)
         return Standing(
             places=(*zip(self.tables, self.names, self.tensors, strict=True), *modes),
-            pointers=tuple(zip(self.tensors, self.pointers, strict=True)),
+            pointers=tuple(zip(self.placed, self.pointers, strict=True)),
             versions=tuple(zip(self.counted, self.versions, strict=True)),
         )
 
@@ -62,7 +63,8 @@ class Watch:
         """Return a checksum of all values, to tell in a copy whether it still has them."""
         found = 0
         for tensor in self.tensors:
-            found = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, found)
+            values = tensor.detach().to_dense().cpu().contiguous().view(-1)
+            found = zlib.crc32(values.view(torch.uint8).numpy().data, found)
         return found
 
 
@@ -85,13 +87,15 @@ def watch(region: Region) -> Watch:
     blind = any(tensor.is_inference() for tensor in tensors)
     bases = (tensor if tensor._base is None else tensor._base for tensor in tensors)
     counted = list({id(tensor): tensor for tensor in bases}.values())
+    placed = [tensor for tensor in tensors if tensor.layout is torch.strided]
     return Watch(
         tables=[table for table, _, _ in places],
         names=[name for _, name, _ in places],
         tensors=tensors,
         counted=counted,
         versions=[] if blind else list(map(_version, counted)),
-        pointers=list(map(Tensor.data_ptr, tensors)),
+        placed=placed,
+        pointers=list(map(Tensor.data_ptr, placed)),
         modes=modes,
         blind=blind,
     )
