@@ -37,3 +37,10 @@ def test_what_is_no_module_is_named(name: str, given: object, told: str) -> None
 def test_a_model_without_numbers_is_refused(name: str) -> None:
     with pytest.raises(fq.CaptureError, match=f"^{name} got a model whose 'weight' is on the meta device"):
         CALLS[name](nn.Linear(4, 4, device="meta").eval())
+
+
+@pytest.mark.parametrize("prepare", [fq.prepare_fx, fq.prepare_qat_fx, fq.quantize])
+def test_parameters_without_a_shape(prepare: Callable[..., object]) -> None:
+    lazy = nn.Sequential(nn.LazyLinear(4)).train(prepare is fq.prepare_qat_fx)
+    with pytest.raises(fq.CaptureError, match=r"'0.weight' has no shape yet .* Call the model once"):
+        prepare(lazy, [torch.randn(2, 8)])

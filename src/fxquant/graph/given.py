@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fxquant.errors import CaptureError
 
@@ -21,6 +22,16 @@ def refuse_other(model: object, caller: str) -> None:
     else:
         todo = "Give a torch.nn.Module."
     raise CaptureError(f"{caller} got a {name}, which is no module. {todo}")
+
+
+def refuse_lazy(model: nn.Module, caller: str) -> None:
+    """Raise if the model has parameters or buffers that wait for a first call."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise CaptureError(
+                f"{caller} got a model whose {name!r} has no shape yet (a Lazy module). Call the model once with an "
+                "input, or load its state_dict."
+            )
 
 
 def refuse_meta(model: nn.Module, caller: str) -> None:

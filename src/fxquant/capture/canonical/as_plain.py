@@ -13,13 +13,14 @@ from fxquant.capture.symbolic import open_batch
 from fxquant.errors import CaptureError
 from fxquant.graph import torch_compat
 from fxquant.graph.clone_tree import clone_tree
-from fxquant.graph.given import refuse_other
+from fxquant.graph.given import refuse_lazy, refuse_other
 
 
 def as_plain(model: nn.Module, caller: str, *, training: bool) -> nn.Module:
     """The model itself if it is plain, else a copy of it that is. `training` is the mode of a model whose own mode
     cannot be set, since exported programs refuse that."""
     refuse_other(model, caller)
+    refuse_lazy(model, caller)
     if torch_compat.is_scripted(model):
         raise CaptureError(
             f"{caller} got a torch.jit.{type(model).__name__}, whose code is not Python any more. "
