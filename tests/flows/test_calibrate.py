@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import fxquant as fq
@@ -216,3 +217,21 @@ def test_a_model_in_pieces_takes_labels_and_is_saved(tmp_path: Path) -> None:
     assert not isinstance(quantized, Region) and "loss" in quantized(**batch)
     loaded = fq.load(fq.save(quantized, tmp_path / "net.fq"), model)
     assert torch.equal(loaded(x=X)["logits"], quantized(x=X)["logits"])
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(8, 16)
+
+    def forward(self, packed: PackedSequence) -> Tensor:
+        return cast(Tensor, self.cell(packed)[0].data)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_packed_sequence_is_one_value(labelled: bool) -> None:
+    packed = pack_padded_sequence(torch.randn(7, 3, 8), torch.tensor([7, 5, 3]))
+    model = Packed().eval()
+    quantized = fq.quantize(model, [(packed, torch.zeros(3)) if labelled else packed])
+    assert sqnr_db(model(packed), quantized(packed)) > 30
+    assert fq.check(model, quantized, [packed]).passed

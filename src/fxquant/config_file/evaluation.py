@@ -14,20 +14,21 @@ from fxquant.config_file.metrics.metrics import LOWER_IS_BETTER, Mean, Metric, m
 from fxquant.config_file.sections.evaluation import Accuracy
 from fxquant.errors import ConfigError
 from fxquant.flows.calibrate import as_example
+from fxquant.graph.tree import is_several
 
 
 def split_batch(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dict[str, object], object]:
     """(args, kwargs, labels). A pair is (inputs, labels), unless forward takes both of them."""
-    if isinstance(batch, (tuple, list)) and len(batch) == 2 and not isinstance(batch[0], Tensor):
+    if is_several(batch) and len(batch) == 2 and not isinstance(batch[0], Tensor):
         inputs, labels = batch
         if isinstance(inputs, Mapping):
             return (), dict(inputs), labels
-        return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}, labels
+        return (tuple(inputs) if is_several(inputs) else (inputs,)), {}, labels
     args, kwargs = as_example(batch, model)
     if isinstance(batch, Mapping):
         rest: Any = batch.get("labels", batch.get("label"))
     else:
-        rest = batch[len(args) :] if isinstance(batch, (tuple, list)) else ()
+        rest = batch[len(args) :] if is_several(batch) else ()
         rest = rest[0] if len(rest) == 1 else rest or None
     return args, kwargs or {}, rest
 

@@ -20,7 +20,7 @@ from fxquant.flows.name_batch import naming_batch
 from fxquant.graph.first_call import Waiting, begin
 from fxquant.graph.given import refuse_other
 from fxquant.graph.region import Region, Stage, regions, stage_of
-from fxquant.graph.tree import OF_A_LOSS, tree_of
+from fxquant.graph.tree import OF_A_LOSS, is_several, tree_of
 from fxquant.numerics.distributed.merge import merging_over_ranks
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.table import Observer
@@ -107,13 +107,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def run_batch(prepared: nn.Module, batch: object) -> Any:
     """Call the model with a batch in any of the forms that `calibrate` takes."""
-    tree = tree_of(unwrapped(prepared))
-    fixed = dict(tree.concrete)
-    if isinstance(batch, Mapping):
-        return prepared(**tree.named(batch))
-    if isinstance(batch, (tuple, list)):
-        return prepared(*batch[: tree.num_inputs or len(batch)], **fixed)
-    return prepared(batch, **fixed)
+    return tree_of(unwrapped(prepared)).call(prepared, batch)
 
 
 def check_data(data: object) -> None:
@@ -155,7 +149,7 @@ def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dic
                 f"{', '.join(map(repr, parameters)) or 'no arguments'}. Give dicts by these names, or tuples."
             )
         return (), _without_labels(model, named)
-    if isinstance(batch, (tuple, list)):
+    if is_several(batch):
         by_place = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         needed = max(1, sum(p.default is p.empty for p in by_place))
         if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):

@@ -30,9 +30,9 @@ class Resumable(Protocol):
 Parts = Mapping[str, Resumable]
 
 
-def write_checkpoint(path: Path, parts: Parts, history: list[float], best_state: Mapping[str, Any]) -> None:
+def write_checkpoint(path: Path, parts: Parts, history: list[float], best_state: Mapping[str, object]) -> None:
     """Write the state of a run; one that is stopped meanwhile leaves the checkpoint that was there."""
-    state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
+    state: dict[str, object] = {name: part.state_dict() for name, part in parts.items()}
     state.update(history=history, best_state=best_state, rng=torch.get_rng_state())
     buffer = io.BytesIO()  # errors of the disk would be RuntimeErrors
     torch.save(state, buffer)
@@ -40,7 +40,7 @@ def write_checkpoint(path: Path, parts: Parts, history: list[float], best_state:
         part.write_bytes(buffer.getbuffer())
 
 
-def resume(path: Path, parts: Parts) -> tuple[list[float], Mapping[str, Any]]:
+def resume(path: Path, parts: Parts) -> tuple[list[float], Mapping[str, Tensor]]:
     """Bring the parts of a run to the state of a checkpoint; its history and best state. An error changes nothing."""
     saved = _read(path, (*parts, "history", "best_state", "rng"))
     model, optimizer = parts["model"], parts["optimizer"]
@@ -103,7 +103,7 @@ def _check_like(found: object, own: object) -> None:
             _check_like(one, other)
 
 
-def _check_optimizer(found: Any, optimizer: torch.optim.Optimizer) -> None:
+def _check_optimizer(found: Mapping[str, Mapping[int, Mapping[str, object]]], optimizer: torch.optim.Optimizer) -> None:
     """Raise unless groups are like its own, and what it keeps of each parameter has the shape of that."""
     _check_like(found["param_groups"], optimizer.state_dict()["param_groups"])
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

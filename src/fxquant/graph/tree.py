@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from fxquant.graph import torch_compat
 from fxquant.graph.nodes import held_value
@@ -53,6 +54,18 @@ class Tree:
         """Return what the model takes of a batch that is a dict, with the arguments that are given always."""
         taken = {key: value for key, value in batch.items() if not self.input_names or key in self.input_names}
         return {**dict(self.concrete), **taken}
+
+    def call(self, model: nn.Module, batch: object) -> Any:
+        """Call a model that is called as this one is: with a dict, several values (labels go), or one."""
+        if isinstance(batch, Mapping):
+            return model(**self.named(batch))
+        values = batch[: self.num_inputs or len(batch)] if is_several(batch) else (batch,)
+        return model(*values, **dict(self.concrete))
+
+
+def is_several(batch: object) -> TypeGuard[tuple[Any, ...] | list[Any]]:
+    """Tell whether a batch is several values for a model, not one; a packed sequence is one, though a tuple."""
+    return isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence)
 
 
 def set_tree(model: nn.Module, tree: Tree) -> None:

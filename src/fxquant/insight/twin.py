@@ -22,7 +22,7 @@ from fxquant.graph.context import Context
 from fxquant.graph.nodes import full_path, only_user, scope_path
 from fxquant.graph.region import Region, origin_of, regions, set_origin, user_class
 from fxquant.graph.run_passes import run_passes
-from fxquant.graph.tree import Tree, set_tree
+from fxquant.graph.tree import Tree, is_several, set_tree
 from fxquant.ops.table import OPS
 from fxquant.passes.candidates import same_op
 from fxquant.targets.defaults import get_default_qconfig_mapping
@@ -43,7 +43,7 @@ class Pair:
 def capture_float(model: nn.Module, batch: object, tree: Tree, concrete: Mapping[str, object]) -> nn.Module:
     """Return the float model, in eval mode, as regions. `tree` says how the quantized one is called."""
     args, kwargs = as_example(batch, model)
-    if isinstance(batch, (tuple, list)) and tree.num_inputs:
+    if is_several(batch) and tree.num_inputs:
         args = tuple(batch[: tree.num_inputs])
     fixed = {**dict(tree.concrete), **concrete}
     rules = Rules(get_default_qconfig_mapping(), functools.partial(same_op, OPS))

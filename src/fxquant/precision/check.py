@@ -23,7 +23,7 @@ from fxquant.graph.region import Stage, regions, stage_of
 from fxquant.graph.tree import tree_of
 from fxquant.insight.compare import compare
 from fxquant.insight.comparison import Comparison
-from fxquant.precision.outputs import OutputRow, Outputs, run_float, run_quantized
+from fxquant.precision.outputs import OutputRow, Outputs, run_quantized
 from fxquant.quantize_fx import convert_to_reference_fx
 from fxquant.tables.explain import explain
 from fxquant.tables.present import Shown, new_table
@@ -178,7 +178,7 @@ def compare_outputs(float_model: nn.Module, quantized: nn.Module, batches: Itera
     ):
         for batch in batches:
             with parameters_kept(float_model):
-                wanted = run_float(float_model, copy_inputs(batch), tree)
+                wanted = tree.call(float_model, copy_inputs(batch))
             found.add(wanted, run_quantized(quantized, copy_inputs(batch)))
     return found
 

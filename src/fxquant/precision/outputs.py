@@ -17,7 +17,7 @@ from fxquant.flows.calibrate import run_batch
 from fxquant.graph.boundary import boundary_of
 from fxquant.graph.grid import QParams
 from fxquant.graph.region import Region, origin_of
-from fxquant.graph.tree import Tree
+from fxquant.graph.tree import is_several
 from fxquant.insight.measure import Errors
 
 ONLY = "output"  # the name of an output that is a tensor by itself
@@ -98,16 +98,6 @@ def named_tensors(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]
             yield from named_tensors(getattr(value, each.name), f"{name}.{each.name}".lstrip("."))
 
 
-def run_float(model: nn.Module, batch: object, tree: Tree) -> object:
-    """Call the float model with a batch as a quantized one takes it, which `tree` is known of."""
-    fixed = dict(tree.concrete)
-    if isinstance(batch, Mapping):
-        return model(**tree.named(batch))
-    if isinstance(batch, (tuple, list)):
-        return model(*batch[: tree.num_inputs or len(batch)], **fixed)
-    return model(batch, **fixed)
-
-
 def run_quantized(model: nn.Module, batch: object) -> object:
     """Call a quantized model with a batch of floats, and give floats back, also where its boundary is of integers."""
     if not isinstance(model, Region):
@@ -121,7 +111,7 @@ def run_quantized(model: nn.Module, batch: object) -> object:
         by_name = {names[index]: grid for index, grid in grids.items() if index < len(names)}
         given: object = {k: by_name[k].quantize(v) if k in by_name else v for k, v in batch.items()}
     else:
-        items: list[Any] = list(batch) if isinstance(batch, (tuple, list)) else [batch]
+        items: list[Any] = list(batch) if is_several(batch) else [batch]
         given = tuple(grids[i].quantize(v) if i in grids else v for i, v in enumerate(items))
     found = run_batch(model, given)
     ends = {index: grid for index, grid in boundary.outputs.items() if isinstance(grid, QParams)}
