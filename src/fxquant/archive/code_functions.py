@@ -68,7 +68,7 @@ def _reached(files: set[str]) -> set[str]:
     return found
 
 
-def _wrapped_by_name(names: dict[str, Any]) -> Iterator[Callable[..., object]]:
+def _wrapped_by_name(names: dict[str, Callable[..., object]]) -> Iterator[Callable[..., object]]:
     """Functions that `torch.fx.wrap("name")` in a file is about, which may be imported from another."""
     for name, value in list(names.items()):
         if (id(names), name) in fx._symbolic_trace._wrapped_fns_to_patch and hasattr(value, "__qualname__"):

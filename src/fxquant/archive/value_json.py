@@ -125,7 +125,7 @@ def _items(rest: list[object], depth: int) -> list[object]:
     return [from_json(item, depth) for item in rest]
 
 
-def _dict(rest: list[Any], depth: int) -> dict[Any, Any]:
+def _dict(rest: list[list[object]], depth: int) -> dict[object, object]:
     pairs = [(from_json(key, depth), from_json(value, depth)) for key, value in rest]
     found = dict(pairs)
     if len(found) != len(pairs):

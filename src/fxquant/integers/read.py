@@ -142,14 +142,12 @@ def _leaves(at: Mapping[str, object]) -> list[object]:
 def _constant(reader: Reader, node: fx.Node) -> object:
     """Return what follows from constants alone; sizes do, too, but are not known here."""
 
-    def look(value: fx.Node) -> Any:
-        return reader.found[value]
-
     reads = node.all_input_nodes
     if not reads or any(not isinstance(reader.found.get(each), Tensor) for each in reads):
         return None
     with torch.no_grad():
-        return node.target(*fx.node.map_arg(node.args, look), **fx.node.map_arg(node.kwargs, look))  # type: ignore[operator]
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), reader.found.__getitem__)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _port(grid: QParams, reader: Reader) -> Port:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import getitem, is_, methodcaller
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,9 +23,9 @@ class Seen:
     Bytes, and not counts of writes: those miss what is written through `tensor.data`, and inference tensors have none.
     """
 
-    def __init__(self, tables: Sequence[Mapping[str, Any]], keys: list[str]) -> None:
+    def __init__(self, tables: Sequence[Mapping[str, Tensor | None]], keys: list[str]) -> None:
         self.tables, self.keys = tables, keys
-        self.tensors: list[Tensor] = list(map(getitem, tables, keys))
+        self.tensors = [cast(Tensor, table[key]) for table, key in zip(tables, keys, strict=True)]
         self.pointers = list(map(Tensor.data_ptr, self.tensors))
         memory = {tensor.untyped_storage().data_ptr(): _memory(tensor) for tensor in self.tensors if tensor.is_cpu}
         self.arrays = list(memory.values())

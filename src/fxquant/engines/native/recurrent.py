@@ -29,6 +29,7 @@ from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.values import round_up
 from fxquant.engines.native.vector import Kernel, pack_quads
 
+Kind = Literal["lstm", "gru", "rnn_tanh", "rnn_relu"]
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _HEADER = 128
 WIDE_ROWS = 4  # from so many rows on, weights of float sums become floats before the first step
@@ -39,7 +40,7 @@ _SIGMOID, _TANH = Act(kind="sigmoid"), Act(kind="tanh")
 class Cell:
     """The shape of one kernel. `low` and `high` bound the bytes of a fixed grid, `eps` the scale of one found."""
 
-    kind: Literal["lstm", "gru", "rnn_tanh", "rnn_relu"]
+    kind: Kind
     hidden: int
     grid: Literal["fixed", "found", "none"]
     low: int = 0

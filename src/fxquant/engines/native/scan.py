@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from fxquant.engines.native.arithmetic import largest
 from fxquant.engines.native.compiler import Library, module_text, object_code
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.parts import aligned
-from fxquant.engines.native.recurrent import Cell, emit, pack
+from fxquant.engines.native.recurrent import Cell, Kind, emit, pack
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.onednn.pairs import may_overflow
 from fxquant.engines.read_qdq import weight_holder
@@ -40,6 +39,7 @@ log = logging.getLogger("fxquant")
 _PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 7, *[ctypes.c_int64] * 4)
 _LINEAR = torch.nn.functional.linear
 _COMPARED = 4  # steps
+_Tensors = tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.float64]]  # weight, scale, bias
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,9 +58,10 @@ def read_step(region: Region, graph: fx.Graph, machine: Machine) -> _Step:
     gates = next((node for node in graph.nodes if node.target in (lstm_gates, gru_gates, rnn_gates)), None)
     if gates is None:
         raise Unread("it is not the step of a recurrent layer")
-    kind = {lstm_gates: "lstm", gru_gates: "gru", rnn_gates: "rnn"}[gates.target]
-    if kind == "rnn":
-        kind = "rnn_relu" if gates.args[2] else "rnn_tanh"
+    kinds: dict[object, Kind] = {lstm_gates: "lstm", gru_gates: "gru", rnn_gates: "rnn_tanh"}
+    kind = kinds[gates.target]
+    if kind == "rnn_tanh" and gates.args[2]:
+        kind = "rnn_relu"
     linear = gates.args[1]
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     returned = next(node for node in graph.nodes if node.op == "output").args[0]
@@ -86,14 +87,14 @@ def read_step(region: Region, graph: fx.Graph, machine: Machine) -> _Step:
     return _grid(x, state, kind, (weight, scale, bias), machine)
 
 
-def _item(node: object) -> tuple[Any, int | None]:
+def _item(node: object) -> tuple[object, int | None]:
     """(source, index) of an item, or the node itself."""
     if isinstance(node, fx.Node) and node.target is operator.getitem:
         return node.args[0], int(node.args[1])  # type: ignore[arg-type]
     return node, None
 
 
-def _grid(x: fx.Node, state: fx.Node, kind: Any, tensors: Sequence[Any], machine: Machine) -> _Step:
+def _grid(x: fx.Node, state: fx.Node, kind: Kind, tensors: _Tensors, machine: Machine) -> _Step:
     """Tell how the state is quantized before it is multiplied."""
     weight, scale, bias = tensors
     hidden, header = weight.shape[1], np.zeros(32, np.float32)
@@ -120,13 +121,14 @@ def _grid(x: fx.Node, state: fx.Node, kind: Any, tensors: Sequence[Any], machine
     choose = _item(q.args[1])[0]
     if (
         q.target is not torch_compat.QUANTIZE_TENSOR
-        or getattr(choose, "target", None) is not torch_compat.CHOOSE_QPARAMS
+        or not isinstance(choose, fx.Node)
+        or choose.target is not torch_compat.CHOOSE_QPARAMS
     ):
         raise Unread("its state is quantized in another way")
     if (low, high) != (0, 255) or dtype != torch.uint8 or choose.args[0] is not state:
         raise Unread("its state is quantized in another way")
     pairs = not may_overflow(high, largest(weight))
-    cell = Cell(kind=kind, hidden=hidden, grid="found", eps=float(choose.args[3]), pairs=pairs)
+    cell = Cell(kind=kind, hidden=hidden, grid="found", eps=float(choose.args[3]), pairs=pairs)  # type: ignore[arg-type]
     return _Step(cell=cell, weight=weight, scale=scale, bias=bias, header=header)
 
 
