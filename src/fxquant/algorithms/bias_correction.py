@@ -3,7 +3,7 @@
     E[W x] + b  =  E[Wq x] + b'      with      b' = b + (W - Wq) E[x]
 
 E[x] comes from calibration, in dynamic and weight-only modes as well: without data nothing is corrected. Ops without a
-bias are left as they are.
+bias are left as they are, and so are channels whose bias is zero (shift_bias.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fxquant.algorithms.shift_bias import shifted
 from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
 from fxquant.config.spec import Spec
 from fxquant.graph.algorithm import Algorithm, Watched
@@ -62,4 +63,4 @@ def _correct(module: nn.Module, spec: Spec, mean: Tensor) -> None:
     groups = getattr(module, "groups", 1)
     taps = lost.flatten(2).sum(2) if lost.dim() > 2 else lost  # every tap of a kernel sees the same mean
     rows = taps.view(groups, -1, taps.shape[1]) @ mean.to(taps.device).view(groups, -1, 1)
-    module.bias = nn.Parameter((bias + rows.flatten().to(bias.dtype)).detach(), requires_grad=bias.requires_grad)
+    module.bias = nn.Parameter(shifted(bias, rows.flatten()), requires_grad=bias.requires_grad)

@@ -20,6 +20,7 @@ from torch import Tensor
 from fxquant.algorithms.grams import grams, patches_of, watch_grams
 from fxquant.algorithms.narrow import NARROWER, may_narrow, whole_shares
 from fxquant.algorithms.round_by import Chosen, cost, round_by, spread
+from fxquant.algorithms.shift_bias import shifted, takes_means
 from fxquant.algorithms.weighted_op import WeightedOp, untied_ops
 from fxquant.config.spec import Spec
 from fxquant.errors import CalibrationError, ConfigError
@@ -90,12 +91,14 @@ def choose_by(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(integers, scale, what the bias takes) of an op's weight, for inputs with these moments."""
     weight = op.weight.detach().float()
-    if getattr(op.module, "bias", None) is not None:
+    bias = getattr(op.module, "bias", None)
+    if takes_means(bias):
         second = second - mean.unsqueeze(2) * mean.unsqueeze(1)
     integers, scale = choose_integers(weight, second.to(weight.device), scale, zero_point, op.spec, damping=0.01)
     lost = weight - dequantize(integers, scale, zero_point, op.spec)
     rows = lost.view(len(mean), -1, mean.shape[1]) @ mean.to(lost).unsqueeze(2)
-    return integers, scale, rows.flatten()
+    shift = rows.flatten()
+    return integers, scale, shift if bias is None else shifted(bias, shift) - bias.detach()
 
 
 def choose_integers(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fxquant.algorithms.fix_weight import fix_weight
+from fxquant.algorithms.shift_bias import shifted, takes_means
 from fxquant.algorithms.weighted_op import WeightedOp
 from fxquant.config.spec import Spec
 from fxquant.graph.notes import note_of, remark
@@ -39,7 +40,7 @@ def round_by(region: Region, op: WeightedOp, second: Tensor, mean: Tensor, choos
     if bias is not None and grid is not None:
         kept = fake_quantize(bias.detach().float(), *grid)
         wanted = weight + _made_up(bias.detach().float() - kept, second, mean).reshape(weight.shape).to(weight)
-    elif bias is not None:
+    elif takes_means(bias):
         second = second - mean.unsqueeze(2) * mean.unsqueeze(1)
     second = second.to(weight.device)
     told = second.float()  # by which the account is made
@@ -48,8 +49,7 @@ def round_by(region: Region, op: WeightedOp, second: Tensor, mean: Tensor, choos
     made = dequantize(integers, scale, zero_point, op.spec)
     if bias is not None:
         rows = (weight - made).reshape(len(mean), -1, mean.shape[1]) @ mean.to(weight).unsqueeze(2)
-        moved = bias.detach() + rows.flatten().to(bias.dtype)
-        op.module.bias = nn.Parameter(moved, requires_grad=bias.requires_grad)
+        op.module.bias = nn.Parameter(shifted(bias, rows.flatten()), requires_grad=bias.requires_grad)
     fix_weight(region, op, integers, scale, zero_point)
     lost = wanted - made
     before, after = float(nearest.sum()), float(cost(lost, told).sum())
