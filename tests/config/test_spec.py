@@ -30,7 +30,7 @@ def test_a_grid_has_its_ends_and_dtype(spec: Spec, ends: tuple[int, int], dtype:
     ("wrong", "why"),
     [
         ({"bits": 17}, "from 2 to 16"),
-        ({"bits": True}, "from 2 to 16"),
+        ({"bits": True}, "a whole number"),
         ({"granularity": "per_row"}, "expected one of"),
         ({"observer": "minmx"}, "Closest: 'minmax'"),
         ({"granularity": "per_group"}, "needs a group_size"),

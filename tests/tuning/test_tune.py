@@ -184,6 +184,10 @@ def test_a_killed_run_loses_no_finished_trial(tmp_path: Path) -> None:
         ({"executor": "thread"}, "processes, ray"),
         ({"executor": 3}, "start, run and close"),
         ({"confidence": 2}, "between 0 and 1"),
+        ({"tolerance": "1%"}, "tolerance='1%'.: expected a number"),
+        ({"max_trials": "3"}, "expected a number"),
+        ({"timeout": "soon"}, "expected a number"),
+        ({"workspace": 3}, "the path of a directory"),
     ],
 )
 def test_mistakes_say_what_to_do(arguments: dict[str, Any], says: str) -> None:

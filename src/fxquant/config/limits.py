@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
+from fxquant.config.check_fields import check_fields
 from fxquant.config.spec import Granularity, Rounding, ScaleKind, Spec
 from fxquant.errors import ConfigError
 
@@ -41,6 +42,9 @@ class Grids:
     scale: ScaleKind | None = None
     rounding: Rounding | None = None
     ends: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def refuse(self, spec: Spec) -> str:
         """Tell why a spec is not allowed."""
@@ -84,6 +88,9 @@ class Shapes:
     size: int | None = None
     values: int | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def refuse(self, shape: Sequence[int]) -> str:
         """Tell why a tensor of this shape is not taken."""
         if self.ranks and len(shape) not in self.ranks:
@@ -118,6 +125,9 @@ class Kernel:
     window: int | None = None
     axes: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
@@ -134,8 +144,7 @@ class Position:
     after: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.measure not in get_args(Measure):
-            raise ConfigError(f"Position(measure={self.measure!r}): expected one of {', '.join(get_args(Measure))}.")
+        check_fields(self)
         if self.low is None and self.high is None:
             raise ConfigError(f"Position(measure={self.measure!r}): give low, high, or both.")
         if self.low is not None and self.high is not None and self.low > self.high:

@@ -12,11 +12,11 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
-from fxquant.config.forms import closest
+from fxquant.config.check_fields import check_fields
 from fxquant.errors import ConfigError
 
 Granularity = Literal["per_tensor", "per_channel", "per_group"]
@@ -27,12 +27,6 @@ Learn = Literal["ste", "lsq", "lsq+", "tqt", "pact"]
 Int32 = Literal["int32"]  # a bias as the accumulator holds it, at the scale of input times weight
 
 MIN_BITS, MAX_BITS = 2, 16
-
-
-def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        near = closest(str(value), choices)
-        raise ConfigError(f"Spec({field}={value!r}): expected one of {', '.join(map(repr, choices))}.{near}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,14 +66,9 @@ class Spec:
     factory: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not MIN_BITS <= self.bits <= MAX_BITS:
+        check_fields(self)
+        if not MIN_BITS <= self.bits <= MAX_BITS:
             raise ConfigError(f"Spec(bits={self.bits!r}): expected a whole number from {MIN_BITS} to {MAX_BITS}.")
-        _check_choice("granularity", self.granularity, get_args(Granularity))
-        _check_choice("scale", self.scale, get_args(ScaleKind))
-        _check_choice("rounding", self.rounding, get_args(Rounding))
-        _check_choice("observer", self.observer, get_args(ObserverKind))
-        if self.learn is not None:
-            _check_choice("learn", self.learn, get_args(Learn))
         if (self.granularity == "per_group") != (self.group_size is not None):
             raise ConfigError(
                 f"Spec(granularity={self.granularity!r}, group_size={self.group_size!r}): "

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fxquant.config.check_fields import check_fields
 from fxquant.config.forms import closest
 from fxquant.config.limits import Grids, Kernel, Position, Shapes
 from fxquant.config.qconfig import QConfig
@@ -69,20 +70,19 @@ class Target:
     positions: tuple[Position, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise ConfigError(f"a Target has the name {self.name!r:.80}. Give a text.")
+        check_fields(self)
         self._check_ranges()
         named = {*self.kinds, *self.tails, *self.residual, *self.share, *self.signed, *self.split, *self.channel_scales}
         named.update(kind for kinds in self.tails.values() for kind in kinds)
         named.update((*self.ranges, *self.kernels))
         named.update(kind for each in self.positions for kind in (*each.kinds, *each.before, *each.after))
-        beyond = sorted(self.split - SPLITTABLE)
+        beyond = sorted({*self.split} - SPLITTABLE)
         if beyond:
             raise ConfigError(f"Target {self.name!r}: split takes {', '.join(SPLITTABLE)}, not {', '.join(beyond)}.")
         unknown = sorted(named - OPS.by_kind.keys())
         if unknown:
             raise ConfigError(f"Target {self.name!r} names kinds that are not in the op table: {', '.join(unknown)}.")
-        strange = sorted(self.rewrites - {*REWRITES})
+        strange = sorted({*self.rewrites} - {*REWRITES})
         if strange:
             raise ConfigError(
                 f"Target {self.name!r}: rewrites takes {', '.join(REWRITES)}, not {', '.join(map(repr, strange))}."
@@ -95,8 +95,7 @@ class Target:
 
     def _check_ranges(self) -> None:
         for kind, ends in self.ranges.items():
-            numbers = isinstance(ends, tuple) and all(isinstance(end, (int, float)) for end in ends)
-            if not numbers or len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
+            if not -math.inf < ends[0] < ends[1] < math.inf:
                 raise ConfigError(f"Target {self.name!r}: the range of {kind} is {ends!r:.80}. Give [low, high].")
 
     def _check_defaults(self) -> None:

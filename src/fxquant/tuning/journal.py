@@ -31,7 +31,10 @@ class Journal:
     """Lines of a workspace; without a path they are kept in memory alone."""
 
     def __init__(self, path: str | Path | None, run: Json) -> None:
-        self.path = None if path is None else Path(path)
+        try:
+            self.path = None if path is None else Path(path)
+        except TypeError:
+            raise ConfigError(f"the workspace is {path!r:.80}. Give the path of a directory.") from None
         self.lines: list[Json] = []
         if self.path is not None:
             self._open(self.path, run)

@@ -194,6 +194,10 @@ def _check(
             raise ConfigError(
                 f"tune({name}={value!r}): expected one of {', '.join(known)}.{closest(str(value), known)}"
             )
+    numbers = {"tolerance": tolerance, "max_trials": max_trials, "timeout": timeout or 0, "confidence": confidence}
+    for name, number in numbers.items():
+        if not isinstance(number, (int, float)):
+            raise ConfigError(f"tune({name}={number!r}): expected a number.")
     if tolerance < 0 or max_trials < 1 or (timeout is not None and timeout < 0):
         raise ConfigError(
             f"tune(tolerance={tolerance}, max_trials={max_trials}, timeout={timeout}): expected a tolerance and a "
