@@ -10,47 +10,55 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from fxquant.config.forms import closest
 from fxquant.errors import ConfigError
 
+Test = Callable[[object], bool]
 _SETS, _ROWS = (frozenset, set, list, tuple), (tuple, list)
 _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", types.NoneType: "None"}
 
 
 def check_fields(value: object) -> None:
     """A ConfigError about the first field that has something else. Lists will do for tuples and sets."""
-    for name, kind in _hints(type(value)).items():
+    cls: Any = type(value)
+    for name, (holds, kind) in _fields(cls).items():
         given = getattr(value, name)
-        if not _is(given, kind):
+        if not holds(given):
             choices = [choice for choice in _choices(kind) if isinstance(choice, str)]
             near = closest(given, choices) if isinstance(given, str) else ""
-            raise ConfigError(f"{type(value).__name__}({name}={given!r:.80}): expected {_told(kind)}.{near}")
+            raise ConfigError(f"{cls.__name__}({name}={given!r:.80}): expected {_told(kind)}.{near}")
 
 
-@functools.cache
-def _hints(cls: type) -> Mapping[str, Any]:
-    return get_type_hints(cls)
+@functools.cache  # values are made often, and reading annotations takes long
+def _fields(cls: type) -> Mapping[str, tuple[Test, Any]]:
+    return {name: (_test(kind), kind) for name, kind in get_type_hints(cls).items()}
 
 
-def _is(given: object, kind: Any) -> bool:
+def _test(kind: Any) -> Test:
+    """Return what tells whether a value is of a type."""
     origin, args = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return True
     if origin in (Union, types.UnionType):
-        return any(_is(given, each) for each in args)
+        any_of = [_test(each) for each in args]
+        return lambda given: any(test(given) for test in any_of)
     if origin is Literal:
-        return isinstance(given, str) and given in args
+        return lambda given: isinstance(given, str) and given in args
     if origin is tuple:
-        if not isinstance(given, _ROWS):
-            return False
-        each = [args[0]] * len(given) if args[-1] is ... else list(args)
-        return len(given) == len(each) and all(map(_is, given, each))
+        tests = [_test(each) for each in args if each is not ...]
+        if args[-1] is ...:
+            return lambda given: isinstance(given, _ROWS) and all(map(tests[0], given))
+        return lambda given: (
+            isinstance(given, _ROWS)
+            and len(given) == len(tests)
+            and all(test(item) for test, item in zip(tests, given, strict=True))
+        )
     if origin is frozenset:
-        return isinstance(given, _SETS) and all(_is(item, args[0]) for item in given)
+        of_item = _test(args[0])
+        return lambda given: isinstance(given, _SETS) and all(map(of_item, given))
     if origin is Mapping:
-        return isinstance(given, Mapping) and all(_is(a, args[0]) and _is(b, args[1]) for a, b in given.items())
+        of_key, of_value = map(_test, args)
+        return lambda given: isinstance(given, Mapping) and all(of_key(a) and of_value(b) for a, b in given.items())
     if origin is Callable:
-        return callable(given)
+        return callable
     if kind in (int, float):
-        return isinstance(given, (int, kind)) and not isinstance(given, bool)
-    return isinstance(given, kind)
+        return lambda given: isinstance(given, (int, kind)) and not isinstance(given, bool)
+    return lambda given: isinstance(given, kind)
 
 
 def _choices(kind: Any) -> tuple[object, ...]:
