@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,3 +72,20 @@ class Share(Agreement):
 
     def __call__(self, model: nn.Module) -> float:  # type: ignore[override]
         return float(torch.cat(list(super().__call__(model))).mean())
+
+
+class Dying(Share):
+    """Kills its process, as often as there are files left to remove."""
+
+    def __init__(self, model: Any, folder: Path, times: int) -> None:
+        super().__init__(model)
+        self.home, self.folder = os.getpid(), folder
+        for number in range(times):
+            (folder / f"life{number}").touch()
+
+    def __call__(self, given: Any) -> float:
+        if os.getpid() != self.home:
+            for path in sorted(self.folder.glob("life*")):
+                path.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(given)

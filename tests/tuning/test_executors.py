@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fxquant as fq
-from tuning_models import Share, batches, broken, whole
+from tuning_models import Dying, Share, batches, broken, whole
 
 tune = functools.partial(fq.tune, engine="onednn")  # it makes no code for each trial
 
@@ -23,23 +22,6 @@ def test_processes_give_the_same_result(tmp_path: Path) -> None:
     assert [t.plan for t in together.trials] == [t.plan for t in alone.trials]
     assert [t.score for t in together.trials] == [t.score for t in alone.trials]
     assert together.best.plan == alone.best.plan
-
-
-class Dying(Share):
-    """Kills its process, as often as there are files left to remove."""
-
-    def __init__(self, model: Any, folder: Path, times: int) -> None:
-        super().__init__(model)
-        self.home, self.folder = os.getpid(), folder
-        for number in range(times):
-            (folder / f"life{number}").touch()
-
-    def __call__(self, given: Any) -> float:
-        if os.getpid() != self.home:
-            for path in sorted(self.folder.glob("life*")):
-                path.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(given)
 
 
 def test_a_worker_that_dies_is_retried(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,29 +12,12 @@ import pytest
 import torch
 
 import fxquant as fq
-from tuning_models import Share, batches, broken
+from tuning_models import Dying, Share, batches, broken
 
 TESTS = Path(__file__).parents[1]
 
 
 tune = functools.partial(fq.tune, engine="onednn")  # it makes no code for each trial
-
-
-class Dying(Share):
-    """Kills its process, as often as there are files left to remove."""
-
-    def __init__(self, model: Any, folder: Path, times: int) -> None:
-        super().__init__(model)
-        self.home, self.folder = os.getpid(), folder
-        for number in range(times):
-            (folder / f"life{number}").touch()
-
-    def __call__(self, given: Any) -> float:
-        if os.getpid() != self.home:
-            for path in sorted(self.folder.glob("life*")):
-                path.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(given)
 
 
 @pytest.fixture(scope="module")
