@@ -84,7 +84,7 @@ def test_patches_are_what_a_convolution_multiplies() -> None:
     moments = watcher.moments()
     assert moments is not None
     rows = F.unfold(x, 3, stride=(2, 1), padding=(1, 0)).transpose(1, 2).reshape(-1, 2, 18).transpose(0, 1).double()
-    torch.testing.assert_close(moments[0], rows.transpose(1, 2) @ rows / rows.shape[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(watcher.second.double(), rows.transpose(1, 2) @ rows, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(moments[1], rows.mean(1), rtol=1e-5, atol=1e-5)
     mean = conv.weight.double().view(2, 3, 18) @ moments[1].unsqueeze(2)
     torch.testing.assert_close(mean.flatten() + conv.bias, conv(x).double().mean((0, 2, 3)), rtol=1e-4, atol=1e-4)
@@ -197,3 +197,15 @@ def test_integers_are_chosen_once_for_each_weight_of_a_tensor(monkeypatch: pytes
     monkeypatch.setattr(gptq, "choose_integers", lambda *given: chosen.append(given) or choose(*given))
     one, other = (fq.convert_to_reference_fx(prepared)(x) for _ in range(2))
     assert len(chosen) == 2 and torch.equal(one, other)
+
+
+def test_few_samples_cost_nothing_on_others() -> None:
+    """Where inputs have nothing to do with each other, the nearest integers are the best there are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 8)).eval()
+    x, others = torch.randn(128, 128), torch.randn(512, 128)
+    found = {}
+    for name, algorithms in {"nearest": (), "GPTQ": (GPTQ(),)}.items():
+        quantized = fq.quantize(model, [x], algorithms=algorithms, precision="int8", engine="reference")
+        found[name] = sqnr_db(model(others), quantized(others))
+    assert found["GPTQ"] > found["nearest"] - 0.2

@@ -121,3 +121,15 @@ def test_a_few_samples_are_taken_from_all_of_the_data(sizes: tuple[int, ...]) ->
     assert sum(map(len, calls)) in (10, 12)  # all that there is, from one that has but two rows
     assert len({float(call[0, 0]) for call in calls}) >= min(len(sizes), 2)
     assert 0 < measured_bias._judges(calls) < len(calls)
+
+
+def test_one_sample_is_not_learned_by_heart() -> None:
+    """Its error would vanish, and `quantize` would see nothing of what other samples lose."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+    x, others = torch.randn(1, 64), torch.randn(256, 64)
+    fast, balanced = (
+        fq.quantize(model, [x], effort=each, precision="int8", engine="reference") for each in ("fast", "balanced")
+    )
+    assert sqnr_db(model(x), balanced(x)) < 60
+    assert sqnr_db(model(others), balanced(others)) > sqnr_db(model(others), fast(others)) - 0.2

@@ -72,7 +72,8 @@ def test_what_would_help_is_told_where_it_takes_too_long() -> None:
     model, data = Exponential().eval(), [torch.randn(8, 16) for _ in range(4)]
     with pytest.warns(UserWarning, match="Lifting 1 ops is predicted to gain"):
         made = fq.quantize(model, data, engine="onednn", budget=0.36)
-    assert fq.check(model, made, data).passed and not reasons(made)
+    assert fq.check(model, made, data).passed
+    assert all("range by" in reason for reason in reasons(made).values())  # which costs no time
 
 
 def test_the_same_again_bit_by_bit() -> None:

@@ -134,14 +134,15 @@ def _means(region: Region, context: Context, calls: Calls) -> Means | None:
     return Means(by_node=means, outputs=run.outputs(), calls=tuple(map(tuple, calls))) if means else None
 
 
-def _agreed(shifts: Tensor) -> Tensor:
+def _agreed(shifts: Tensor, *, judged: bool) -> Tensor:
     """The mean of shifts over samples (the first axis), less where these do not agree: m - (error of m)^2 / m.
 
-    That is what is expected of the true mean, by James and Stein. Of one sample nothing is known but itself.
+    That is what is expected of the true mean, by James and Stein. Of one sample nothing is known but itself: what it
+    says is taken if others judge it, else biases would only make up for all that this sample lost.
     """
     mean = shifts.mean(0)
     if len(shifts) < 2:
-        return mean
+        return mean if judged else torch.zeros_like(mean)
     error = shifts.var(0) / len(shifts)
     return mean * (1 - error / mean.square().clamp_min(1e-30)).clamp_min(0)
 
@@ -181,7 +182,7 @@ class _Bias:
         node, op = self._op.node, self._op.op
         shifts = means - run.means(node, op)
         # what few bits of the biases before it lost is no chance
-        shift = _agreed(shifts) if self._spec is None else shifts.mean(0)
+        shift = _agreed(shifts, judged=run.judged) if self._spec is None else shifts.mean(0)
         wanted = self.values + shift.to(self.values)
         if not bool(torch.isfinite(wanted).all()):
             return
@@ -220,7 +221,8 @@ class _Lockstep:
     def __init__(self, region: Region, runner: Runner, calls: Calls) -> None:
         self._runner, self._nodes, self._calls = runner, list(region.graph.nodes), calls
         self._values: list[dict[fx.Node, Any]] = [{} for _ in calls]
-        self._fitted = self._values[: -_judges(calls)] or self._values  # those that corrections are found by
+        self.judged = len(calls) > _judges(calls)
+        self._fitted = self._values[: -_judges(calls)] if self.judged else self._values  # corrections are found by them
 
     def __iter__(self) -> Iterator[fx.Node]:
         """The nodes, after each is computed."""
