@@ -11,19 +11,25 @@ Where a block has fewer channels than a vector has bytes, several tiles beside e
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, affine_rows, finish, load_affine, load_starts
+from fxquant.engines.native.gemm import LINE
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.values import round_up
 from fxquant.engines.native.vector import Kernel, order, pack_quads
 
 Point = tuple[int, int]
 Variant = tuple[Point | None, ...]  # the tap that each of four pixels is
+_MOST, _LIVE = 8, 7  # outputs of a tile; of those, how many have their sums in registers
+_TILE = 6.0  # cycles
+_ODD = ((3,), (2, 1))  # how three columns are taken
+_CHUNK = 16  # columns that are done for all channels, where blocks of them share lines of memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,18 +52,20 @@ class Depthwise:
     pairs: bool = False  # whether sums of two products fit int16
 
 
+@functools.lru_cache(maxsize=1024)
 def choose_tile(kernel: Point, stride: Point, rows: int, width: int, machine: Machine) -> Point:
     """Outputs that are computed together: more of them share what is loaded, too many run out of registers."""
     if machine.registers < 32:
         y, x = (1, 2) if stride[1] == 1 else (2, 1)
-    elif kernel[0] > 5:
-        y, x = (2, 1) if stride[1] > 1 else (2, 2)
-    elif stride[1] > 1:
-        y, x = 4, 1
-    else:
-        fits = round_up(rows, 4) <= round_up(rows, 3)  # rows that are left over are done together with some others
-        y, x = (4, 2) if fits and (kernel[0] <= 3 or rows <= 8) else (3, 2)
-    return min(y, rows), min(x, width)
+        return min(y, rows), min(x, width)
+    tiles = [(y, x) for x in (1, 2) for y in range(1, min(rows, _MOST // x) + 1) if x <= width]
+    return min(tiles, key=lambda tile: _cycles(kernel, stride, tile) * -(-rows // tile[0]) * -(-width // tile[1]))
+
+
+def _cycles(kernel: Point, stride: Point, tile: Point) -> float:
+    """Return about how long a tile takes."""
+    plan = _plan(kernel, stride, tile)
+    return math.inf if plan.live > _LIVE else plan.cycles + _TILE
 
 
 def block_widths(channels: int, machine: Machine) -> list[int]:
@@ -85,17 +93,44 @@ class _Plan:
     uses: list[list[tuple[int, int]]]
     variants: list[Variant]
 
+    @property
+    def last(self) -> dict[int, int]:
+        """The quad after which each output is done."""
+        return {output: index for index, uses in enumerate(self.uses) for output, _ in uses}
 
-def _plan(spec: Depthwise) -> _Plan:
-    (ky, kx), (sy, sx), (ty, tx) = spec.kernel, spec.stride, spec.tile
-    quads = _quads((ty - 1) * sy + ky, (tx - 1) * sx + kx)
+    @property
+    def live(self) -> int:
+        """How many outputs have sums at the same time."""
+        last, first = self.last, dict[int, int]()
+        for index, uses in enumerate(self.uses):
+            for output, _ in uses:
+                first.setdefault(output, index)
+        return max(sum(first[each] <= index <= last[each] for each in last) for index in range(len(self.quads)))
+
+    @property
+    def cycles(self) -> float:
+        """About how long it takes: two instructions at a time, of which one may be a shuffle."""
+        ends = 4 * len(self.last)
+        shuffles = 8 * sum(map(bool, self.uses)) + ends
+        return max(shuffles, (shuffles + 4 * sum(map(len, self.uses)) + ends) / 2)
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(kernel: Point, stride: Point, tile: Point) -> _Plan:
+    """Return the best plan of a tile."""
+    rows, columns = ((tile[i] - 1) * stride[i] + kernel[i] for i in range(2))
+    return min((_uses(kernel, stride, tile, _quads(rows, columns, odd)) for odd in _ODD), key=lambda plan: plan.cycles)
+
+
+def _uses(kernel: Point, stride: Point, tile: Point, quads: list[list[Point | None]]) -> _Plan:
+    (sy, sx), (ty, tx) = stride, tile
     variants: list[Variant] = []
     uses = []
     for quad in quads:
         found = []
         for output in range(ty * tx):
             y, x = divmod(output, tx)
-            taps = tuple(_tap(pixel, y * sy, x * sx, spec.kernel) for pixel in quad)
+            taps = tuple(_tap(pixel, y * sy, x * sx, kernel) for pixel in quad)
             if any(tap is not None for tap in taps):
                 if taps not in variants:
                     variants.append(taps)
@@ -111,26 +146,25 @@ def _tap(pixel: Point | None, y: int, x: int, kernel: Point) -> Point | None:
     return tap if 0 <= tap[0] < kernel[0] and 0 <= tap[1] < kernel[1] else None
 
 
-def _quads(rows: int, columns: int) -> list[list[Point | None]]:
-    """Four columns of a row each; where one or two columns are left, those of two rows together."""
-    found: list[list[Point | None]] = []
-    full = columns // 4 * 4
-    for row in range(rows):
-        found += [[(row, first + i) for i in range(4)] for first in range(0, full, 4)]
-        left = columns - full
-        if left == 3:
-            found.append([(row, full), (row, full + 1), (row, full + 2), None])
-        elif left and row % 2 == 1:
-            found.append([(r, full + i) if i < left else None for r in (row - 1, row) for i in range(2)])
-        elif left and row == rows - 1:
-            found.append([(row, full + i) if i < left else None for i in range(2)] + [None, None])
-    return found
+def _quads(rows: int, columns: int, odd: tuple[int, ...]) -> list[list[Point | None]]:
+    """Four columns of a row; two of two rows, or one of four, where so many are left, and `odd` where three are."""
+    left = {0: (), 1: (1,), 2: (2,), 3: odd}[columns % 4]
+    found: list[tuple[int, list[Point | None]]] = []
+    first = 0
+    for width in (*(4,) * (columns // 4), *left):
+        height = 4 // width
+        for top in range(0, rows, height):
+            places = [(top + y, first + x) for y in range(height) for x in range(width)]
+            quad: list[Point | None] = [place if place[0] < rows else None for place in places]
+            found.append((min(top + height, rows), quad + [None] * (4 - len(quad))))
+        first += width
+    return [quad for _, quad in sorted(found, key=lambda each: each[0])]
 
 
 def emit(name: str, spec: Depthwise, machine: Machine) -> Kernel:
     """The kernel: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
     k = Kernel(name, ("x", "weights", "params", "out", "other"), machine.for_pairs(spec.pairs))
-    plan = _plan(spec)
+    plan = _plan(spec.kernel, spec.stride, spec.tile)
     ty, _ = spec.tile
 
     def rows(y: str) -> None:
@@ -139,15 +173,23 @@ def emit(name: str, spec: Depthwise, machine: Machine) -> Kernel:
         x = k.step("%x", y, spec.stride[0] * spec.in_row)
         out = k.step("%out", y, spec.out_row)
         other = k.step("%other", y, spec.other_row) if spec.finish.other else ""
-        _channels(k, spec, plan, (x, out, other))
+
+        def chunk(low: str) -> None:
+            high = k.call("llvm.smin.i64", k.add(low, _CHUNK), str(spec.width))
+            _channels(k, spec, plan, (x, out, other), (low, high))
+
+        if spec.in_pixel % LINE and spec.channels > machine.width:
+            k.each(0, spec.width, chunk, _CHUNK)
+        else:
+            _channels(k, spec, plan, (x, out, other), ("0", str(spec.width)))
 
     k.each("%y0", "%y1", rows, ty)
     return k
 
 
-def _channels(k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, str]) -> None:
+def _channels(k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, str], columns: tuple[str, str]) -> None:
     widths = block_widths(spec.channels, k.machine)
-    done = weights_at = 0
+    done = weights_at = before = 0
     params_at = HEADER_BYTES
     out_bytes, other_bytes = spec.finish.out_bytes, 4 if spec.finish.other == "f32" else 1
     for size in dict.fromkeys(widths):
@@ -169,9 +211,12 @@ def _channels(k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, st
             other = k.step(k.at(bases[2], starts[0] * other_bytes), index, size * other_bytes) if bases[2] else ""
             weights = k.step(k.at("%weights", starts[1]), index, weight_size)
             params = k.step(k.at("%params", starts[2]), index, param_size)
-            _columns(k, spec, plan, (x, out, other), (weights, params), (size, shared))
+            _columns(k, spec, plan, (x, out, other), (weights, params), (size, shared), columns)
 
-        k.each(0, count, block)
+        first = k.call("llvm.smax.i64", k.add("%n0", -before), "0")
+        last = k.call("llvm.smin.i64", k.add("%n1", -before), str(count))
+        k.each(first, last, block)
+        before += count
         done += count * size
         weights_at += count * weight_size
         params_at += count * param_size
@@ -184,8 +229,9 @@ def _columns(
     bases: tuple[str, str, str],
     fixed: tuple[str, str],
     sizes: tuple[int, int],
+    columns: tuple[str, str],
 ) -> None:
-    """All tiles of a row. `sizes`: channels of the block, and strips."""
+    """All tiles of a row, or of some columns of it. `sizes`: channels of the block, and strips."""
     tx = spec.tile[1] * sizes[1]
 
     def column(x: str) -> None:
@@ -196,7 +242,7 @@ def _columns(
         other = k.step(bases[2], x, spec.other_pixel) if bases[2] else ""
         _tile(k, spec, plan, (source, out, other), fixed, sizes)
 
-    k.each(0, spec.width, column, tx)
+    k.each(*columns, column, tx)
 
 
 def _tile(
@@ -213,7 +259,7 @@ def _tile(
     weight_size = size * k.machine.weight_bytes
     sums = [load_starts(k, spec.finish, params, 4, size)] * (ty * tx)
     load = _Loader(k, spec, bases[0], sizes)
-    last = {output: index for index, uses in enumerate(plan.uses) for output, _ in uses}
+    last = plan.last
     for index, (quad, uses) in enumerate(zip(plan.quads, plan.uses, strict=True)):
         if not uses:
             continue
@@ -312,7 +358,7 @@ def _blocks(spec: Depthwise, machine: Machine) -> list[NDArray[np.int64]]:
 
 def pack_weights(weights: NDArray[np.int8], spec: Depthwise, machine: Machine) -> NDArray[np.uint8]:
     """Integers [channels, ky, kx] as the kernel reads them."""
-    variants = _plan(spec).variants
+    variants = _plan(spec.kernel, spec.stride, spec.tile).variants
     found = []
     for channels in _blocks(spec, machine):
         block = np.zeros((len(variants), *channels.shape, 4), np.int8)

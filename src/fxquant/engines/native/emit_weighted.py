@@ -83,6 +83,7 @@ def emit_depthwise(
         out,
         rows=rows,
         grain=tile[0],
+        blocks=len(depthwise.block_widths(channels, machine)),
         label=f"depthwise {ky}x{kx} s{stride[0]} {'x'.join(map(str, out.shape))}{_suffix(group)}",
         macs=out.numel * ky * kx,
     )
