@@ -114,3 +114,18 @@ def test_a_region_that_is_not_converted_has_its_graph_and_no_lowering() -> None:
     assert reference_graph(region) is region.graph
     with pytest.raises(fq.StageError, match="not converted"):
         lowering_of(region)
+
+
+@pytest.mark.parametrize("engine", ["reference", "onednn", "native"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_symbolic_trace_gives_the_qdq_graph(engine: Literal["reference", "onednn", "native"], inside: bool) -> None:
+    if engine == "native":
+        pytest.importorskip("llvmlite")
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval(), torch.randn(2, 3, 8, 8)
+    quantized = fq.quantize(model, [x], engine=engine)
+    around = nn.Sequential(quantized, nn.ReLU()) if inside else quantized
+    traced = torch.fx.symbolic_trace(around)
+    assert any("quantize_per_tensor" in str(node.target) for node in traced.graph.nodes)
+    torch.testing.assert_close(traced(x), around(x), atol=0.05, rtol=0.0)
+    torch.testing.assert_close(traced(x[:1]), around(x[:1]), atol=0.05, rtol=0.0)

@@ -238,7 +238,7 @@ class Region(fx.GraphModule):
     def recompile(self) -> PythonCode:
         """Make `forward` of the graph."""
         code = super().recompile()
-        type(self).forward = _seen_by_export(type(self).forward)  # of a class that this instance alone has
+        type(self).forward = _seen_by_tracers(type(self).forward)  # of a class that this instance alone has
         return code
 
     @property
@@ -297,14 +297,28 @@ class Region(fx.GraphModule):
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
 
 
-def _seen_by_export(forward: Callable[..., object]) -> Callable[..., object]:
+def _seen_by_tracers(forward: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(forward)
     def run(self: Region, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_exporting():
             notice_export(runner_of(self))
+        lowering = self._region.lowering
+        if (
+            lowering is not None
+            and lowering.filled is not None
+            and any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values()))
+        ):
+            return _traced(self, lowering.filled.graph(self), args, kwargs)
         return forward(self, *args, **kwargs)
 
     return run
+
+
+def _traced(region: Region, graph: fx.Graph, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Run the QDQ graph on proxies: kernels look into tensors, of which torch.fx.symbolic_trace has none."""
+    names = [str(node.target).lstrip("*") for node in graph.nodes if node.op == "placeholder"]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return fx.Interpreter(region, graph=graph).run(*(given[name] for name in names if name in given))
 
 
 def _after_load(region: Region, incompatible_keys: object) -> None:
