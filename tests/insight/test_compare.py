@@ -169,6 +169,50 @@ def test_several_regions() -> None:
     assert "saw no data" in found.summary()
 
 
+class Written(nn.Module):
+    """Fills tensors by places: a mask by numbers, as shifted windows do, and one by what a layer makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x.new_zeros((4, 2))
+        mask[1:, :] = 3.0
+        wide = x.new_zeros((x.shape[0], 8))
+        wide[:, :4] = self.first(x)[:, :4]
+        return self.last(torch.relu(wide) + mask.reshape(8))
+
+
+def test_what_is_written_by_places_makes_no_error_of_its_own() -> None:
+    torch.manual_seed(0)
+    model, x = Written().eval(), torch.randn(16, 8)
+    quantized = fq.quantize(model, [x], engine="reference", precision="int8")
+    before = quantized(x)
+    found = fq.compare(model, quantized, [x])
+    assert all(row.own_sqnr is None or row.own_sqnr > 30 for row in found)
+    assert torch.equal(quantized(x), before)
+
+
+class Unknown(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cumsum(self.first(x), 1))
+
+
+def test_an_op_that_is_not_repeated_is_not_blamed_for_what_came_before() -> None:
+    torch.manual_seed(0)
+    model, x = Unknown().eval(), torch.randn(16, 8)
+    qconfig = fq.QConfig(activation=fq.Spec(bits=4), weight=fq.Spec(bits=3))
+    quantized = fq.quantize(model, [x], engine="reference", precision="int8", qconfig_mapping={"": qconfig})
+    (row,) = [row for row in fq.compare(model, quantized, [x]) if row.kind == "cumsum"]
+    assert row.own_sqnr is not None
+    assert row.sqnr < row.own_sqnr - 3  # that of rounding its result
+
+
 def test_forms(net: nn.Module, data: list[Tensor]) -> None:
     found = fq.compare(net, fq.quantize(net, data), iter(data), num_batches=2)
     assert found.batches == 2

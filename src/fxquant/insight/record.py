@@ -6,6 +6,7 @@ have if all before it were exact. A tensor counts as its readers get it: after r
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -107,10 +108,9 @@ class _Quantized(PlainInterpreter):
 
     def _run_alone(self, n: fx.Node, value: object) -> object:
         """Return the op on the float model's tensors; what may hold state, or graphs of its own, is not run twice."""
-        if n.op == "placeholder":
+        writes = n.target is operator.setitem and n.args[0] in self.floats  # to a tensor that others read later
+        if n.op == "placeholder" or not (writes or self._can_repeat(n)):
             return self.floats.get(n, value)
-        if not self._can_repeat(n):
-            return value
 
         def given(source: fx.Node) -> Any:
             rounds = n.target in torch_compat.QUANTIZE_OPS and self.read_as.get(source, source) is not source
