@@ -25,11 +25,12 @@ from fxquant.engines.native.settings import Native
 from fxquant.engines.table import as_engine
 from fxquant.errors import ArchiveError, ConfigError, FxQuantError
 from fxquant.flows.calibrate import as_example, calibrate, peek
+from fxquant.flows.constant_inputs import warn_of_constant_inputs
 from fxquant.flows.decide import adapt, decide
+from fxquant.flows.eaten import find_eaten, warn_eaten
 from fxquant.graph.given import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
 from fxquant.precision.auto import Precision, assured, check_precision, keep_first
-from fxquant.precision.eaten import find_eaten, warn_eaten
 from fxquant.quantize_fx import convert_fx, convert_on_engines, prepare_fx
 from fxquant.targets import by_name
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
@@ -119,6 +120,7 @@ def quantize(
     check_calibrated(prepared, "quantize")
     if engine == AUTO:
         converted, chosen = _convert_for_fastest(prepared, converting, example)
+        warn_of_constant_inputs(decide(prepared, engine=chosen), stacklevel=2)
     else:
         chosen = as_engine(engine)
         prepared = adapt(prepared, engine=chosen)
@@ -174,6 +176,7 @@ def _convert_for_fastest(
 
 def _convert_for(prepared: nn.Module, converting: ConvertCustomConfig, engine: Engine, *, warn: bool) -> nn.Module:
     decided = decide(prepared, engine=engine)
+    warn_of_constant_inputs(decided, stacklevel=3)
     if warn:
         warn_eaten(find_eaten(prepared, decided), stacklevel=3)
     return convert_fx(decided, converting, engine=engine)

@@ -57,7 +57,8 @@ from fxquant.engines.native.settings import Native
 from fxquant.engines.table import REFERENCE, as_engine, available_engines, targets_of_engines
 from fxquant.errors import ConfigError, StageError
 from fxquant.flows.constant_inputs import warn_of_constant_inputs
-from fxquant.flows.decide import decide, decide_for_training, leaves_target_open, watch_for
+from fxquant.flows.decide import decide, decide_for_training, is_open, leaves_target_open, watch_for
+from fxquant.flows.eaten import find_eaten, warn_eaten
 from fxquant.flows.pipelines import CONNECT, CONVERT, FREEZE, FUSE, PREPARE, PREPARE_QAT
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
@@ -338,9 +339,10 @@ def convert_fx(
         again = functools.partial(convert_fx, convert_custom_config=custom, engine=engine)
         return waiting_converted(graph_module, again)
     if engine == AUTO and is_calibrated(graph_module, "convert_fx"):
-        run = run_examples(_convert(graph_module, custom, REFERENCE))
+        run = run_examples(_convert(graph_module, custom, REFERENCE, tell=True))
         return fastest(convert_on_engines(graph_module, custom), run)
-    return apply_engine(_convert(graph_module, custom, REFERENCE if engine == AUTO else as_engine(engine)), engine)
+    chosen = REFERENCE if engine == AUTO else as_engine(engine)
+    return apply_engine(_convert(graph_module, custom, chosen, tell=True), engine)
 
 
 def convert_on_engines(prepared: nn.Module, custom: ConvertCustomConfig) -> dict[str, nn.Module]:
@@ -354,9 +356,10 @@ def convert_on_engines(prepared: nn.Module, custom: ConvertCustomConfig) -> dict
     return found
 
 
-def _convert(prepared: nn.Module, custom: ConvertCustomConfig, engine: Engine) -> nn.Module:
+def _convert(prepared: nn.Module, custom: ConvertCustomConfig, engine: Engine, *, tell: bool = False) -> nn.Module:
     """Return the QDQ form, decided for an engine where that is open. Without calibration it waits for its state_dict.
 
+    With `tell`, what is wrong with the ranges that are decided here is a warning; who decides before tells it himself.
     Its tensors are plain ones, also where this is called in inference mode: inference tensors count no writes.
     """
     uncalibrated = not is_calibrated(prepared, "convert_fx")
@@ -364,7 +367,9 @@ def _convert(prepared: nn.Module, custom: ConvertCustomConfig, engine: Engine) -
         copied = copy_model(prepared).eval()
         take_leaves(copied, custom.observed_to_quantized_mapping)
         decided = decide(copied, engine=engine, in_place=True)
-        warn_of_constant_inputs(decided, stacklevel=3)
+        if tell and any(is_open(region) for _, region in regions(prepared)):
+            warn_of_constant_inputs(decided, stacklevel=3)
+            warn_eaten(find_eaten(prepared, decided), stacklevel=3)
         converted = quantize_custom(decided, custom.observed_to_quantized_mapping)
         fresh = {id(region) for _, region in regions(converted) if stage_of(region) is Stage.PREPARED}
         context = Context(uncalibrated=uncalibrated)

@@ -26,11 +26,11 @@ from fxquant.engines.table import REFERENCE
 from fxquant.errors import ConfigError, FxQuantError, StageError
 from fxquant.export.reference import reference_of
 from fxquant.flows.decide import decide
+from fxquant.flows.eaten import find_eaten, warn_eaten
 from fxquant.graph.amendments import Amendments
 from fxquant.graph.region import plan_of, regions
 from fxquant.precision.attribute import count_samples
 from fxquant.precision.check import LEAST, Check, compare_outputs
-from fxquant.precision.eaten import find_eaten, warn_eaten
 from fxquant.precision.finer import with_finer_ranges
 from fxquant.precision.sites import SAMPLES, Site, find_sites
 from fxquant.precision.steps import (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fxquant as fq
 from fxquant.engines.table import as_engine
 from fxquant.flows.decide import decide
-from fxquant.precision.eaten import Eaten, find_eaten
+from fxquant.flows.eaten import Eaten, find_eaten
 from precision_models import collapsing
 from zoo import ZOO
 
@@ -27,6 +27,18 @@ def test_values_that_become_zero() -> None:
     assert found.tensor == "x" and "% of its values that are not zero become zero" in found.what
     with pytest.warns(UserWarning, match="ranges that eat their signal: x"):
         fq.quantize(model, data, precision="int8", engine="reference")
+
+
+def test_a_conversion_that_decides_tells_once() -> None:
+    model, data = collapsing()
+    prepared = fq.calibrate(fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (data[0],)), data)
+    for engine in ("reference", "auto"):
+        with pytest.warns(UserWarning, match="ranges that eat their signal: x") as told:
+            fq.convert_fx(prepared, engine=engine)
+        assert sum("eat their signal" in str(each.message) for each in told) == 1
+    with pytest.warns(UserWarning, match="eat their signal") as told:
+        fq.quantize(model, data, precision="int8", engine="reference")
+    assert len(told) == 1
 
 
 def test_what_was_lifted_is_not_named_again() -> None:
