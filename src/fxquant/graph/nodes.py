@@ -11,6 +11,7 @@ from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.node import Argument, Target
 
+from fxquant.graph.fields import Field, field_of, read_items
 from fxquant.graph.paths import join_path
 from fxquant.graph.region import Region, kernel_path_of, origin_of
 
@@ -106,7 +107,14 @@ class PlainInterpreter(fx.Interpreter):
 
 
 class _Recorder(PlainInterpreter):
+    def __init__(self, region: Region) -> None:
+        super().__init__(region)
+        self.fields: dict[fx.Node, Field] = {}
+
     def run_node(self, n: fx.Node) -> object:
+        if n.target is getattr and len(n.args) == 2 and isinstance(n.args[0], fx.Node):
+            field = field_of(self.env[n.args[0]], n.args[1])
+            self.fields.update({} if field is None else {n: field})
         result = super().run_node(n)
         n.meta["tensor"] = _info(result)
         return result
@@ -130,9 +138,17 @@ def _info(value: object) -> object:
 
 
 def record_tensors(region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """Run the region once on example inputs, write `meta["tensor"]` of every node, and return the outputs."""
+    """Run the region once on example inputs, write `meta["tensor"]` of every node, and return the outputs.
+
+    Attributes of containers become items.
+    """
+    recorder = _Recorder(region)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        return interpret(_Recorder(region), args, kwargs)
+        made = interpret(recorder, args, kwargs)
+    if recorder.fields:
+        read_items(region.graph, recorder.fields)
+        region.recompile()
+    return made
 
 
 def interpret(interpreter: fx.Interpreter, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
