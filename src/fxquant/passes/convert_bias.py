@@ -28,7 +28,7 @@ def convert_bias(
 ) -> dict[str, Tensor | None]:
     """Return the buffers by name: `bias`, and its scale and zero point if it is integers.
 
-    Without a scale for the input (dynamic, weight-only) or with several per channel, an int32 bias stays in float.
+    Without a scale for the input (dynamic, weight-only), an int32 bias stays in float.
     """
     if not isinstance(bias, Tensor):
         return {"bias": None}
@@ -40,13 +40,13 @@ def convert_bias(
             "bias_scale": scale,
             "bias_zero_point": zero_point,
         }
-    if bias_spec is None or x_scale is None or x_scale.dim() or spec.granularity == "per_group":
+    if bias_spec is None or x_scale is None or spec.granularity == "per_group":
         return {"bias": bias.detach().clone()}
     # a grouped transposed conv has the same weight channels in each group
     per_channel = weight_scale.repeat(len(values) // len(weight_scale)) if weight_scale.dim() else weight_scale
     # in float64: 2^31 steps need more than float32 has
     step = (x_scale.double() * per_channel.double()).expand(values.shape)
-    if x_scale == NO_DATA:
+    if bool((x_scale == NO_DATA).any()):
         step = (values.abs().max().double() / 2**30).clamp(min=MIN_SCALE).expand(values.shape)
     limits = torch.iinfo(torch.int32)
     levels = round_to(values.double() / step, spec.rounding).nan_to_num().clamp(limits.min, limits.max)
@@ -59,7 +59,7 @@ def with_room(scale: Tensor, bias: object, spec: Spec, x_scale: Tensor | None) -
 
     Such a channel has tiny weights beside its bias: what their rounding loses is below 1e-7 of it for each input.
     """
-    if not isinstance(bias, Tensor) or x_scale is None or x_scale.dim() or spec.granularity == "per_group":
+    if not isinstance(bias, Tensor) or x_scale is None or spec.granularity == "per_group":
         return scale
     needed = bias.detach().double().abs() / (0.99 * torch.iinfo(torch.int32).max * x_scale.double())
     needed = needed.view(-1, *scale.shape).amax(0) if scale.dim() else needed.max()
@@ -71,7 +71,11 @@ def with_room(scale: Tensor, bias: object, spec: Spec, x_scale: Tensor | None) -
 
 
 def input_scale(region: Region, node: fx.Node, op: Op, waiting: bool) -> Tensor | None:
-    """Return the scale of the first operand of a node, if that is quantized with a fixed one; see numerics/grid.py."""
+    """Return the scale of the first operand of a node, if that is quantized with a fixed one; see numerics/grid.py.
+
+    Of one with a scale for each channel, that of the channel which each output of a depthwise convolution reads, else
+    None: a sum over channels has no scale.
+    """
     operand = activation_nodes(node, op)[0] if op.operands else None
     if operand is None or operand.op != "call_module":
         return None
@@ -80,4 +84,9 @@ def input_scale(region: Region, node: fx.Node, op: Op, waiting: bool) -> Tensor 
         return None
     if not quantizer.has_range:
         return torch.tensor(math.nan if waiting else NO_DATA)
-    return quantizer.compute_qparams()[0]
+    scale = quantizer.compute_qparams()[0]
+    if not scale.dim():
+        return scale
+    weight = region.get_submodule(str(node.target)).weight
+    alone = isinstance(weight, Tensor) and weight.shape[1] == 1 and len(weight) % len(scale) == 0
+    return scale.repeat_interleave(len(weight) // len(scale)) if alone else None
