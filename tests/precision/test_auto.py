@@ -72,7 +72,7 @@ def test_what_would_help_is_told_where_it_takes_too_long() -> None:
     model, data = Exponential().eval(), [torch.randn(8, 16) for _ in range(4)]
     with pytest.warns(UserWarning, match="Lifting 1 ops is predicted to gain"):
         made = fq.quantize(model, data, engine="onednn", budget=0.36)
-    assert fq.check(model, made, data).passed
+    assert fq.check(model, made, data, least=10.0).passed
     assert all("range by" in reason for reason in reasons(made).values())  # which costs no time
 
 
@@ -197,7 +197,7 @@ def test_what_lies_between_good_and_lost_is_told() -> None:
     with pytest.warns(UserWarning, match="dB from float"):
         made = fq.quantize(model, data, qconfig_mapping=rules, engine="reference")
     found = fq.check(model, made, data)
-    assert found.passed and found.sqnr < 20
+    assert not found.passed and 5 < found.sqnr < 20  # one threshold: what is told does not pass
 
 
 def test_what_leaves_machine_code_has_its_price() -> None:

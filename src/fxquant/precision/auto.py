@@ -50,7 +50,7 @@ log = logging.getLogger("fxquant")
 Precision = Literal["auto", "int8"]
 
 GOOD = 27.0  # dB at the outputs, a cosine of 0.999: what changes aim at
-LOOK = 20.0  # below that, causes are looked for
+FAILING = 10.0  # below that, an error is more than a third as large as the values, and a few changes may cost more
 LOST = 5.0  # below that, hardly anything of the answer is left, and changes may cost more
 _BATCHES, _SAMPLES = 4, 16  # that are compared, at most
 _ROUNDS = 3  # of lifting
@@ -72,7 +72,7 @@ class _Limit:
 
 _CHEAP = _Limit(slower=0.1, gain=6.0)
 _FAILING = _Limit(slower=math.inf, gain=6.0, most=3)
-_COLLAPSED = (_Limit(slower=0.3, gain=6.0), _Limit(slower=math.inf, gain=3.0, goal=LEAST + 3.0))
+_COLLAPSED = (_Limit(slower=0.3, gain=6.0), _Limit(slower=math.inf, gain=3.0, goal=FAILING + 3.0))
 _RECOVERING = _Limit(slower=0.5, gain=1.0)  # after a collapse: on to where it is good
 
 
@@ -166,7 +166,7 @@ def _as_it_runs(converted: nn.Module, measure: Callable[[nn.Module], Check]) -> 
 
 
 def _is_good(found: Check) -> bool:
-    return found.sqnr >= LOOK and not _broken(found)
+    return found.sqnr >= LEAST and not _broken(found)
 
 
 def _measure(float_model: nn.Module, quantized: nn.Module, *, batches: Sequence[object]) -> Check:
@@ -270,8 +270,8 @@ class _Search:
         """Return what may be spent now, the least first."""
         if self._budget is not None:
             return [_Limit(slower=self._budget / int8_time(sites, self._prices) - 1, gain=1.0)]
-        recovering = bool(self.amendments) and self._start < LEAST
-        failing = (_CHEAP, _FAILING) if found.sqnr < LEAST else (_CHEAP,)
+        recovering = bool(self.amendments) and self._start < FAILING
+        failing = (_CHEAP, _FAILING) if found.sqnr < FAILING else (_CHEAP,)
         limits = _COLLAPSED if found.sqnr < LOST else (_RECOVERING,) if recovering else failing
         return [replace(limit, slower=max(limit.slower - self._spent, 0.0)) for limit in limits]
 
@@ -303,7 +303,7 @@ def _tell(before: Check, after: Check, search: _Search, may_change: bool) -> Non
             'why; precision="int8" leaves all in int8.',
             stacklevel=4,
         )
-    if after.passed and after.sqnr >= LOOK:
+    if after.passed:
         return
     end = f"the model is {after.sqnr:.1f} dB from float (cosine {after.cosine:.4f})" if search.lifted else start
     if not may_change:

@@ -31,7 +31,7 @@ from fxquant.tables.present import Shown, new_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-LEAST = 10.0  # dB at an output; below that its error is more than a third as large as its values
+LEAST = 20.0  # dB at an output: an error of a tenth of its values. Below that, quantize tells and looks for causes
 _COLUMNS = ("output", "SQNR", "cosine", "max error", "")
 _EATEN = 0.5  # a share of values that are rounded to zero, from which a range is said to eat its signal
 
