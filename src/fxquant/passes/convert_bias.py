@@ -88,5 +88,6 @@ def input_scale(region: Region, node: fx.Node, op: Op, waiting: bool) -> Tensor 
     if not scale.dim():
         return scale
     weight = region.get_submodule(str(node.target)).weight
-    alone = isinstance(weight, Tensor) and weight.shape[1] == 1 and len(weight) % len(scale) == 0
-    return scale.repeat_interleave(len(weight) // len(scale)) if alone else None
+    if not isinstance(weight, Tensor) or weight.shape[1] != 1 or len(weight) % len(scale):
+        return None
+    return scale.repeat_interleave(len(weight) // len(scale))
