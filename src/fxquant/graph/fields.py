@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Mapping
+from typing import Any
 
 from torch import fx
 
@@ -37,7 +38,14 @@ def read_items(graph: fx.Graph, found: Mapping[fx.Node, Field]) -> None:
             node.target, node.args = operator.getitem, (node.args[0], field.key)
             continue
         for user in list(node.users):
-            user.args, user.kwargs = fx.node.map_arg(
-                (user.args, user.kwargs), lambda each, gone=node: None if each is gone else each
-            )
+            user.args, user.kwargs = _without((user.args, user.kwargs), node)
         graph.erase_node(node)
+
+
+def _without(args: tuple[Any, Any], node: fx.Node) -> tuple[Any, Any]:
+    """Return arguments with None in the place of a node."""
+
+    def left(each: fx.Node) -> fx.Node | None:
+        return None if each is node else each
+
+    return fx.node.map_arg(args, left)
