@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from fxquant.config.forms import closest
 from fxquant.errors import ConfigError
@@ -17,7 +17,7 @@ _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 def check_fields(value: object) -> None:
     """A ConfigError about the first field that has something else. Lists will do for tuples and sets."""
-    cls: Any = type(value)
+    cls: type = type(value)
     for name, (holds, kind) in _fields(cls).items():
         given = getattr(value, name)
         if not holds(given):
@@ -27,11 +27,11 @@ def check_fields(value: object) -> None:
 
 
 @functools.cache  # values are made often, and reading annotations takes long
-def _fields(cls: type) -> Mapping[str, tuple[Test, Any]]:
+def _fields(cls: type) -> Mapping[str, tuple[Test, object]]:
     return {name: (_test(kind), kind) for name, kind in get_type_hints(cls).items()}
 
 
-def _test(kind: Any) -> Test:
+def _test(kind: object) -> Test:
     """Return what tells whether a value is of a type."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
@@ -56,12 +56,13 @@ def _test(kind: Any) -> Test:
         return lambda given: isinstance(given, Mapping) and all(of_key(a) and of_value(b) for a, b in given.items())
     if origin is Callable:
         return callable
+    assert isinstance(kind, type)
     if kind in (int, float):
         return lambda given: isinstance(given, (int, kind)) and not isinstance(given, bool)
     return lambda given: isinstance(given, kind)
 
 
-def _choices(kind: Any) -> tuple[object, ...]:
+def _choices(kind: object) -> tuple[object, ...]:
     """The values that a field may have, if it has a few."""
     if get_origin(kind) is Literal:
         return get_args(kind)
@@ -69,7 +70,7 @@ def _choices(kind: Any) -> tuple[object, ...]:
     return tuple(choice for each in found for choice in each)
 
 
-def _told(kind: Any) -> str:
+def _told(kind: object) -> str:
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return ", or ".join(_told(each) for each in args)
@@ -84,4 +85,5 @@ def _told(kind: Any) -> str:
         return f"a dict, for each key {_told(args[1])}"
     if origin is Callable:
         return "a function"
+    assert isinstance(kind, type)
     return _NAMES.get(kind, f"a {kind.__name__}")

@@ -6,9 +6,9 @@ Items can be saved; attributes of any name are nothing that a file may read.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Mapping
-from typing import Any
 
 from torch import fx
 
@@ -38,14 +38,10 @@ def read_items(graph: fx.Graph, found: Mapping[fx.Node, Field]) -> None:
             node.target, node.args = operator.getitem, (node.args[0], field.key)
             continue
         for user in list(node.users):
-            user.args, user.kwargs = _without((user.args, user.kwargs), node)
+            user.args = fx.node.map_arg(user.args, functools.partial(_unless, node))
+            user.kwargs = fx.node.map_arg(user.kwargs, functools.partial(_unless, node))
         graph.erase_node(node)
 
 
-def _without(args: tuple[Any, Any], node: fx.Node) -> tuple[Any, Any]:
-    """Return arguments with None in the place of a node."""
-
-    def left(each: fx.Node) -> fx.Node | None:
-        return None if each is node else each
-
-    return fx.node.map_arg(args, left)
+def _unless(gone: fx.Node, node: fx.Node) -> fx.Node | None:
+    return None if node is gone else node

@@ -55,7 +55,7 @@ class Tree:
         taken = {key: value for key, value in batch.items() if not self.input_names or key in self.input_names}
         return {**dict(self.concrete), **taken}
 
-    def call(self, model: nn.Module, batch: object) -> Any:
+    def call(self, model: nn.Module, batch: object) -> object:
         """Call a model that is called as this one is: with a dict, several values (labels go), or one."""
         if isinstance(batch, Mapping):
             return model(**self.named(batch))
