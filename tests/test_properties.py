@@ -17,7 +17,7 @@ from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
 
 METHODS = ("symbolic", "export")
-TURNS = [("static", "symbolic"), ("static", "export"), ("dynamic", "symbolic"), ("weight_only", "export")]
+TURNS = [("static", "symbolic"), ("dynamic", "symbolic"), ("weight_only", "export")]
 LOWEST_SQNR = 25.0  # dB; a broken path is far below, a sound one far above
 
 
@@ -42,12 +42,25 @@ def prepare(name: str, method: str = "symbolic") -> tuple[nn.Module, fq.graph.re
     return model, fq.prepare_fx(model, mapping, args, example_kwargs=kwargs, method=method), args, kwargs
 
 
+def check_close(model: nn.Module, quantized: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Outputs have the dtypes of the float model's and are near to them, and those of a wider batch have its shapes."""
+    for expected, actual in zip(run(model, args, kwargs), run(quantized, args, kwargs), strict=True):
+        assert actual.dtype == expected.dtype
+        if expected.is_floating_point():
+            assert sqnr_db(expected, actual) > LOWEST_SQNR
+    wide_args, wide_kwargs = tree_map(widen, (args, kwargs))
+    for narrow, wide in zip(run(model, wide_args, wide_kwargs), run(quantized, wide_args, wide_kwargs), strict=True):
+        assert narrow.shape == wide.shape
+    assert any(row.status != "float" for row in fq.explain(quantized))
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ZOO)
-def test_preparing_keeps_the_outputs(name: str, method: str) -> None:
+def test_preparing_keeps_the_outputs_and_converting_comes_close(name: str, method: str) -> None:
     model, prepared, args, kwargs = prepare(name, method)
     for expected, actual in zip(run(model, args, kwargs), run(prepared, args, kwargs), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    check_close(model, fq.convert_fx(prepared), args, kwargs)
 
 
 @pytest.mark.parametrize(("mode", "method"), TURNS)
@@ -58,14 +71,7 @@ def test_quantized_is_close_to_float_and_takes_any_batch(name: str, mode: str, m
     quantized = fq.quantize(
         model, [args or kwargs], mode=mode, example_inputs=args, example_kwargs=kwargs, method=method
     )
-    for expected, actual in zip(run(model, args, kwargs), run(quantized, args, kwargs), strict=True):
-        assert actual.dtype == expected.dtype
-        if expected.is_floating_point():
-            assert sqnr_db(expected, actual) > LOWEST_SQNR
-    wide_args, wide_kwargs = tree_map(widen, (args, kwargs))
-    for narrow, wide in zip(run(model, wide_args, wide_kwargs), run(quantized, wide_args, wide_kwargs), strict=True):
-        assert narrow.shape == wide.shape
-    assert any(row.status != "float" for row in fq.explain(quantized))
+    check_close(model, quantized, args, kwargs)
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key]), f"quantize changed the user's {key}"
 
