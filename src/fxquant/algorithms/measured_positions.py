@@ -16,7 +16,7 @@ from fxquant.algorithms.replay import Chunk
 from fxquant.errors import ConfigError
 from fxquant.graph.algorithm import Algorithm, Watched
 from fxquant.graph.context import Context
-from fxquant.graph.nodes import PlainInterpreter
+from fxquant.graph.interpret import PlainInterpreter
 from fxquant.graph.plan import Probe
 from fxquant.graph.region import Region, plan_of
 from fxquant.passes.look_again import kept_inputs, watch_inputs

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.fx.node import Argument, Target
 
 from fxquant.algorithms.segments import Segment
-from fxquant.graph.nodes import PlainInterpreter
+from fxquant.graph.interpret import PlainInterpreter
 from fxquant.graph.region import Region
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.passes.look_again import kept_inputs

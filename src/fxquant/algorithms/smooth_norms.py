@@ -18,7 +18,8 @@ from torch import Tensor, fx, nn
 from fxquant.algorithms.scale_group import put
 from fxquant.config.spec import Spec
 from fxquant.graph.context import Context
-from fxquant.graph.nodes import PlainInterpreter, reads_size
+from fxquant.graph.interpret import PlainInterpreter
+from fxquant.graph.nodes import reads_size
 from fxquant.graph.notes import remark
 from fxquant.graph.paths import count_owners, free_path
 from fxquant.graph.region import Region, plan_of

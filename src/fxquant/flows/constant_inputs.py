@@ -7,9 +7,8 @@ import warnings
 from torch import nn
 
 from fxquant.graph.paths import join_path
-from fxquant.graph.region import plan_of, regions
-from fxquant.numerics.fake_quant import FakeQuant
-from fxquant.passes.watch import sites
+from fxquant.graph.region import regions
+from fxquant.passes.watch import calibrated_quantizers
 
 
 def warn_of_constant_inputs(decided: nn.Module, stacklevel: int) -> None:
@@ -29,14 +28,10 @@ def constant_inputs(decided: nn.Module) -> dict[str, float]:
     found = {}
     for path, region in regions(decided):
         inputs = {node.name for node in region.graph.nodes if node.op == "placeholder"}
-        container = plan_of(region).quantizer_path
-        for name, tensors in sites(region).items() if container else ():
-            quantizer = region.get_submodule(f"{container}.{name}")
-            if not inputs.intersection(tensors) or not isinstance(quantizer, FakeQuant) or quantizer.spec.dynamic:
-                continue
+        for quantizer, tensors in calibrated_quantizers(region):
             observer = quantizer.observer
-            if observer is None or not observer.seen or quantizer.spec.range is not None:
+            if not inputs.intersection(tensors) or observer is None or not observer.seen:
                 continue
-            if bool((observer.low == observer.high).all()):
+            if quantizer.spec.range is None and bool((observer.low == observer.high).all()):
                 found[join_path(path, tensors[0])] = float(observer.low.flatten()[0]) + 0.0  # no minus zero
     return found

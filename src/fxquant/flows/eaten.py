@@ -16,7 +16,7 @@ from fxquant.graph.region import Region, plan_of, regions
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.histogram import HistogramObserver
 from fxquant.numerics.statistics import EXTREMES, Statistics
-from fxquant.passes.watch import sites
+from fxquant.passes.watch import calibrated_quantizers
 
 EATEN = 0.8  # a share of values that are not zero
 APART = 10.0  # times that one range is wider than another
@@ -53,15 +53,12 @@ def warn_eaten(found: Sequence[Eaten], stacklevel: int) -> None:
 
 
 def _in_region(prepared: Region, decided: Region) -> Iterator[Eaten]:
-    path, container = plan_of(prepared).statistics_path, plan_of(decided).quantizer_path
-    if not path or not container:
+    path = plan_of(prepared).statistics_path
+    if not path:
         return
     kept = prepared.get_submodule(path)
     assert isinstance(kept, Statistics)
-    for name, tensors in sites(decided).items():
-        quantizer = decided.get_submodule(f"{container}.{name}")
-        if not isinstance(quantizer, FakeQuant) or quantizer.spec.dynamic:
-            continue
+    for quantizer, tensors in calibrated_quantizers(decided):
         share = _share(quantizer)
         if share > EATEN:
             yield Eaten(tensors[0], f"{share:.0%} of its values that are not zero become zero ({quantizer.spec})")

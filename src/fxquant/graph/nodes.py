@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import fx
-from torch.fx.immutable_collections import immutable_dict, immutable_list
-from torch.fx.node import Argument, Target
 
 from fxquant.graph.fields import Field, field_of, read_items
+from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.paths import join_path
 from fxquant.graph.region import Region, kernel_path_of, origin_of
 
@@ -95,17 +94,6 @@ def held_value(placeholder: fx.Node) -> object:
     return next((user.args[2] for user in placeholder.users if user.target in _checks), NOT_HELD)
 
 
-class PlainInterpreter(fx.Interpreter):
-    """Runs a graph node by node, as the code of `forward` would."""
-
-    def call_function(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
-        """Lists and dicts as the code of `forward` has them, since the user's own functions may write to them."""
-        return super().call_function(target, plain(args), {name: plain(value) for name, value in kwargs.items()})
-
-    def call_module(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
-        return super().call_module(target, plain(args), {name: plain(value) for name, value in kwargs.items()})
-
-
 class _Recorder(PlainInterpreter):
     def __init__(self, region: Region) -> None:
         super().__init__(region)
@@ -118,15 +106,6 @@ class _Recorder(PlainInterpreter):
         result = super().run_node(n)
         n.meta["tensor"] = _info(result)
         return result
-
-
-def plain(value: Any) -> Any:
-    """Return the arguments of a node with lists and dicts of Python in the place of those that fx fixes."""
-    if isinstance(value, immutable_list):
-        return [plain(item) for item in value]
-    if isinstance(value, immutable_dict):
-        return {key: plain(item) for key, item in value.items()}
-    return tuple(plain(item) for item in value) if type(value) is tuple else value
 
 
 def _info(value: object) -> object:
@@ -149,18 +128,3 @@ def record_tensors(region: Region, args: tuple[object, ...], kwargs: dict[str, o
         read_items(region.graph, recorder.fields)
         region.recompile()
     return made
-
-
-def interpret(interpreter: fx.Interpreter, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-    """Run a graph by an interpreter of it, called as its module is."""
-    graph = interpreter.graph
-    codegen = graph._codegen
-    if isinstance(codegen, fx.graph._PyTreeCodeGen):
-        flat = codegen.process_inputs(*args, **kwargs)
-        return codegen.process_outputs(interpreter.run(*flat, enable_io_processing=False))
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    if not kwargs:
-        return interpreter.run(*args)
-    given = dict(zip((node.target for node in placeholders), args, strict=False)) | dict(kwargs)
-    # an argument left out between two given ones stands at its default
-    return interpreter.run(*[given[node.target] if node.target in given else node.args[0] for node in placeholders])

@@ -34,6 +34,7 @@ from fxquant.graph.check_call import first_call, refuse_floats
 from fxquant.graph.container import lend_methods
 from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
 from fxquant.graph.float_dtype import cast, cast_halves, own_dtype, split_move
+from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.origin import Origin
 from fxquant.graph.paths import find_module
 from fxquant.graph.plan import Plan
@@ -308,17 +309,11 @@ def _seen_by_tracers(forward: Callable[..., object]) -> Callable[..., object]:
             and lowering.filled is not None
             and any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values()))
         ):
-            return _traced(self, lowering.filled.graph(self), args, kwargs)
+            # kernels look into tensors, of which torch.fx.symbolic_trace has none: it gets the QDQ graph
+            return interpret(PlainInterpreter(self, graph=lowering.filled.graph(self)), args, kwargs)
         return forward(self, *args, **kwargs)
 
     return run
-
-
-def _traced(region: Region, graph: fx.Graph, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """Run the QDQ graph on proxies: kernels look into tensors, of which torch.fx.symbolic_trace has none."""
-    names = [str(node.target).lstrip("*") for node in graph.nodes if node.op == "placeholder"]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    return fx.Interpreter(region, graph=graph).run(*(given[name] for name in names if name in given))
 
 
 def _after_load(region: Region, incompatible_keys: object) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxquant.flows.calibrate import run_batch
+from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.lowering import run_instead, run_own_graph
-from fxquant.graph.nodes import PlainInterpreter, interpret
 from fxquant.graph.region import Region, regions
 from fxquant.insight.twin import Place
 

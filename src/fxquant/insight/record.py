@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxquant.graph import torch_compat
+from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.lowering import run_instead, run_own_graph
-from fxquant.graph.nodes import PlainInterpreter, interpret, reads_size
+from fxquant.graph.nodes import reads_size
 from fxquant.graph.region import Region, regions
 from fxquant.insight.measure import Errors, Ranges, Rounding
 from fxquant.insight.twin import Pair, Place

@@ -17,8 +17,8 @@ from torch import Tensor, fx, nn
 
 from fxquant.flows.calibrate import run_batch
 from fxquant.graph import torch_compat
+from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.lowering import run_instead, run_own_graph
-from fxquant.graph.nodes import PlainInterpreter, interpret
 from fxquant.graph.notes import decision_of, note_of
 from fxquant.graph.paths import find_module, join_path
 from fxquant.graph.region import Region, regions

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx
 
 from fxquant.graph.algorithm import Watched
-from fxquant.graph.nodes import NOT_HELD, PlainInterpreter, held_value, tensor_info
+from fxquant.graph.interpret import PlainInterpreter
+from fxquant.graph.nodes import NOT_HELD, held_value, tensor_info
 from fxquant.graph.region import Region, plan_of
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.sample import Inputs, Sample

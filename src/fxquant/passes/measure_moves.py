@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from fxquant.graph.nodes import PlainInterpreter
+from fxquant.graph.interpret import PlainInterpreter
 from fxquant.graph.plan import Probe
 from fxquant.graph.region import Region
 from fxquant.numerics.affine import fake_quantize

@@ -53,6 +53,14 @@ def sites(region: Region) -> dict[str, tuple[str, ...]]:
     return {name: tuple(tensors) for name, tensors in found.items()}
 
 
+def calibrated_quantizers(region: Region) -> Iterator[tuple[FakeQuant, tuple[str, ...]]]:
+    """Yield the quantizers of a decided graph whose ranges are found in calibration, each with its tensors."""
+    modules = {module.name: module for _, module in _callers(region)}
+    for name, tensors in sites(region).items():
+        if not modules[name].spec.dynamic:
+            yield modules[name], tensors
+
+
 def name_sites(region: Region, context: Context) -> None:
     """Note the tensors of each quantizer, so that it can load what a calibrated model saw of them."""
     plan_of(region).sites = sites(region)

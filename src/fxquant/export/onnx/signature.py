@@ -12,7 +12,7 @@ from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArg
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fxquant.errors import ConfigError
-from fxquant.graph.nodes import plain
+from fxquant.graph.interpret import plain
 
 
 @dataclass(frozen=True, slots=True)
