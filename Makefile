@@ -12,6 +12,9 @@ DEMO     := $(VENV)/.demo
 SITE     := $(VENV)/.site
 WORKERS  ?= 2
 
+# the bytecode that pip leaves out is written at the first import: without it, each process compiles torch anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo docs test check format fuzz bench clean
 
