@@ -207,7 +207,7 @@ def test_a_good_import_is_left_alone(path: str, source: str) -> None:
 
 
 def test_what_a_region_knows_is_asked_for_by_function() -> None:
-    """`region._region` is for graph/region.py; others ask `origin_of`, `plan_of`, `lowering_of` and `stage_of`."""
+    """`region._region` is for graph/region.py; others ask `origin_of`, `preparation_of`, `lowering_of`, `stage_of`."""
     files = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).as_posix() != "graph/region.py"]
     reached = [
         f"{file.relative_to(PACKAGE).as_posix()}:{node.lineno}"

@@ -20,7 +20,7 @@ from fxquant.capture.compare import difference
 from fxquant.errors import CaptureError
 from fxquant.graph.encode import META_KEYS
 from fxquant.graph.nodes import TensorInfo
-from fxquant.graph.region import Region, origin_of, plan_of
+from fxquant.graph.region import Region, origin_of, preparation_of
 from fxquant.ops.table import OPS
 from zoo import ZOO
 
@@ -209,7 +209,7 @@ def test_a_region_is_captured_again_without_sharing_its_graph() -> None:
     again = capture(first, entry.inputs())
     assert again is not first
     assert again.graph is not first.graph
-    assert plan_of(again) is not plan_of(first)
+    assert preparation_of(again) is not preparation_of(first)
     assert all("tensor" in node.meta for node in again.graph.nodes)
     assert all("tensor" not in node.meta for node in first.graph.nodes)
 

@@ -21,7 +21,7 @@ from fxquant.engines import choose
 from fxquant.engines.table import as_engine
 from fxquant.flows.decide import decide
 from fxquant.graph.context import Context
-from fxquant.graph.region import Region, plan_of, regions
+from fxquant.graph.region import Region, preparation_of, regions
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.ops.table import OPS
 from fxquant.passes.candidates import same_op
@@ -290,7 +290,7 @@ def test_algorithms_rewrite_the_calibrated_graph_once_however_often_it_is_decide
 
     class Counting(Algorithm):
         def adapt(self, region: Region, context: Context) -> None:
-            seen.append(bool(plan_of(region).statistics_path))
+            seen.append(bool(preparation_of(region).statistics_path))
 
     with pytest.warns(UserWarning, match="Lifted"):
         fq.quantize(model, data, algorithms=(Counting(),), engine="reference")

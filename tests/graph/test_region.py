@@ -21,7 +21,7 @@ from fxquant.graph.region import (
     kernel_path_of,
     lowering_of,
     origin_of,
-    plan_of,
+    preparation_of,
     runner_of,
     stage_of,
 )
@@ -104,8 +104,8 @@ def test_a_copy_has_parts_of_its_own() -> None:
     model = converted()
     for other in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         unlower(other)
-        plan_of(other).statistics_path = "elsewhere"
-        assert (engine_of(model), plan_of(model).statistics_path) == ("onednn", "")
+        preparation_of(other).statistics_path = "elsewhere"
+        assert (engine_of(model), preparation_of(model).statistics_path) == ("onednn", "")
         assert kernel_path_of(model) and lowering_of(model).filled is not lowering_of(other).filled
 
 

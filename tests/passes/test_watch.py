@@ -7,7 +7,7 @@ from torch import nn
 
 import fxquant as fq
 from fxquant.flows.decide import decide
-from fxquant.graph.region import plan_of
+from fxquant.graph.region import preparation_of
 from fxquant.numerics.observers.channel_mean import ChannelMean, Means
 from fxquant.passes.watch import forget, seen, site_of, sites
 
@@ -28,4 +28,4 @@ def test_a_decided_graph_has_what_was_seen_and_no_watchers() -> None:
     torch.testing.assert_close(means.mean(), model[:2](x).mean(0))
     assert seen(decided, "_1", Means(channels=5, axis=-1)) is None
     forget(decided)
-    assert plan_of(decided).statistics_path == "" and seen(decided, "_1", Means(channels=4, axis=-1)) is None
+    assert preparation_of(decided).statistics_path == "" and seen(decided, "_1", Means(channels=4, axis=-1)) is None

@@ -10,7 +10,7 @@ import fxquant as fq
 from fxquant.config.spec import Spec
 from fxquant.flows.decide import decide
 from fxquant.graph.notes import decision_of, note_of
-from fxquant.graph.region import Region, plan_of, regions
+from fxquant.graph.region import Region, preparation_of, regions
 from fxquant.numerics.affine import sqnr_db
 from fxquant.targets import by_name
 from zoo import EncoderBlock
@@ -21,7 +21,7 @@ def specs_into(region: Region, kind: str) -> list[Spec | None]:
     decisions = ((node, decision_of(node)) for node in region.graph.nodes)
     note = next(note_of(node) for node, decision in decisions if decision is not None and decision.kind == kind)
     assert note is not None
-    return [plan_of(region).quantizers[name] if name is not None else None for name in note.inputs]
+    return [preparation_of(region).quantizers[name] if name is not None else None for name in note.inputs]
 
 
 def prepared(model: nn.Module, x: Tensor, qconfig: fq.QConfig | None = None) -> Region:

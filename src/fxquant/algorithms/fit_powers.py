@@ -23,7 +23,7 @@ from fxquant.algorithms.gates import GATE_FACTORS, is_gate
 from fxquant.algorithms.scale_group import divided, scale_group
 from fxquant.config.spec import Spec
 from fxquant.graph.notes import Rewrite
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.affine import fake_quantize
 from fxquant.numerics.observers.histogram import HistogramObserver
 from fxquant.numerics.observers.search_mse import expected_error
@@ -97,7 +97,7 @@ def _filling(end: float) -> tuple[float, ...]:
 
 def _activations(region: Region, group: ChannelGroup, factors: Sequence[float]) -> dict[float, float]:
     """Return the noise of the tensors of a group that are rounded, by factor."""
-    path = plan_of(region).statistics_path
+    path = preparation_of(region).statistics_path
     kept = region.get_submodule(path) if path else None
     total: dict[float, float] = {}
     for node in group.tensors:

@@ -33,8 +33,8 @@ from fxquant.errors import ConfigError
 from fxquant.graph.algorithm import Algorithm, Watched
 from fxquant.graph.context import Context
 from fxquant.graph.notes import note_of
-from fxquant.graph.plan import Means
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.preparation import FloatMeans
+from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.affine import choose_qparams, fake_quantize
 from fxquant.numerics.ranges import given_or_own_range
 from fxquant.numerics.weights.qat_block import QatBlock
@@ -70,13 +70,13 @@ class MeasuredBias(Algorithm):
     def adapt(self, region: Region, context: Context) -> None:
         kept = kept_inputs(region)
         try:
-            plan_of(region).means = _means(region, context, _some_rows(kept, self.samples))
+            preparation_of(region).float_means = _means(region, context, _some_rows(kept, self.samples))
         except Exception:  # the size of a batch is part of the graph
-            plan_of(region).means = _means(region, context, _some_calls(kept, self.samples))
+            preparation_of(region).float_means = _means(region, context, _some_calls(kept, self.samples))
 
     @torch.no_grad()
     def apply(self, region: Region, context: Context) -> None:
-        true, plan_of(region).means = plan_of(region).means, None
+        true, preparation_of(region).float_means = preparation_of(region).float_means, None
         meant = [op for op in _meant(region, context) if true is not None and op.node.name in true.by_node]
         if true is None or not meant:
             return
@@ -123,7 +123,7 @@ def _judges(calls: Calls) -> int:
     return max(1, len(calls) // _PARTS)
 
 
-def _means(region: Region, context: Context, calls: Calls) -> Means | None:
+def _means(region: Region, context: Context, calls: Calls) -> FloatMeans | None:
     """Run calls of the float graph."""
     run = _Lockstep(region, Runner(region), calls)
     means: dict[str, Tensor] = {}
@@ -131,7 +131,7 @@ def _means(region: Region, context: Context, calls: Calls) -> Means | None:
         op = context.ops.of_node(node, region)
         if op is not None and op.has_weight and op.channels_at is not None and node.op == "call_module":
             means[node.name] = run.means(node, op)
-    return Means(by_node=means, outputs=run.outputs(), calls=tuple(map(tuple, calls))) if means else None
+    return FloatMeans(by_node=means, outputs=run.outputs(), calls=tuple(map(tuple, calls))) if means else None
 
 
 def _agreed(shifts: Tensor, *, judged: bool) -> Tensor:

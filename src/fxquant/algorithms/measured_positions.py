@@ -17,8 +17,8 @@ from fxquant.errors import ConfigError
 from fxquant.graph.algorithm import Algorithm, Watched
 from fxquant.graph.context import Context
 from fxquant.graph.interpret import PlainInterpreter
-from fxquant.graph.plan import Probe
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.preparation import FloatCalls
+from fxquant.graph.region import Region, preparation_of
 from fxquant.passes.look_again import kept_inputs, watch_inputs
 
 
@@ -38,7 +38,7 @@ class MeasuredPositions(Algorithm):
             raise ConfigError(f"MeasuredPositions({given}): expected samples from 1 on, tries from 0 on.")
 
     def watch(self, region: Region, context: Context) -> Iterable[Watched]:
-        return watch_inputs(region) if plan_of(region).positions else ()
+        return watch_inputs(region) if preparation_of(region).positions else ()
 
     def adapt(self, region: Region, context: Context) -> None:
         """Run the graph while it is in float: later, biases make up for weights that are rounded."""
@@ -46,7 +46,9 @@ class MeasuredPositions(Algorithm):
         if calls:
             with torch.no_grad():
                 outputs = [PlainInterpreter(region).run(*call, enable_io_processing=False) for call in calls]
-            plan_of(region).probe = Probe(calls=tuple(calls), outputs=tuple(outputs), tries=self.tries)
+            preparation_of(region).float_calls = FloatCalls(
+                calls=tuple(calls), outputs=tuple(outputs), tries=self.tries
+            )
 
 
 def _some(calls: list[Chunk], samples: int) -> list[tuple[object, ...]]:

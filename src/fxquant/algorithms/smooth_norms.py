@@ -22,7 +22,7 @@ from fxquant.graph.interpret import PlainInterpreter
 from fxquant.graph.nodes import reads_size
 from fxquant.graph.notes import remark
 from fxquant.graph.paths import count_owners, free_path
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.affine import choose_qparams, fake_quantize
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.sample import Sample
@@ -174,14 +174,14 @@ def _scale(region: Region, norm: fx.Node, takers: Sequence[fx.Node], factors: Te
 
 def _watch_as(region: Region, old: str, new: str) -> None:
     """Have a new tensor seen in every way in which another was."""
-    plan = plan_of(region)
-    kept = region.get_submodule(plan.statistics_path)
+    preparation = preparation_of(region)
+    kept = region.get_submodule(preparation.statistics_path)
     assert isinstance(kept, Statistics)
-    watched = dict(plan.watched or {})
+    watched = dict(preparation.watched or {})
     for name, module in list(kept.items()):
         if watched.get(name) == (old,) and not isinstance(module, Sample):
             other = new + name.removeprefix(old)
             assert isinstance(module, Watcher | FakeQuant)
             kept[other] = module.fresh() if isinstance(module, Watcher) else FakeQuant(module.spec, new)
             watched[other] = (new,)
-    plan.watched = watched
+    preparation.watched = watched

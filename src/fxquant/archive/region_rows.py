@@ -22,7 +22,7 @@ from fxquant.graph.hooks import HOOK_TABLES
 from fxquant.graph.lowering import start_lowering
 from fxquant.graph.origin import Origin
 from fxquant.graph.paths import find_module
-from fxquant.graph.region import Region, origin_of, plan_of
+from fxquant.graph.region import Region, origin_of, preparation_of
 from fxquant.modules import attention, cells, transformer
 from fxquant.numerics.grid import Grid
 from fxquant.passes import convert_weights
@@ -60,7 +60,7 @@ def region_row(path: str, region: Region, graph: fx.Graph, code: Code) -> Row:
         "input_names": list(origin.input_names),
         "flat": origin.flat,
         "order": origin.order,
-        "boundary": to_json(plan_of(region).boundary),
+        "boundary": to_json(preparation_of(region).boundary),
         "graph": rows,
         "code": sorted({row[2] for row in rows if row[0] == "call_function" and row[2] in code}),
     }
@@ -85,7 +85,7 @@ def build_region(row: Row, part: nn.Module | None, code: Code) -> Region:
     tree = nn.Module() if part is None else part
     region = Region(_around_child(tree) if origin.flat else tree, graph, origin)
     start_lowering(region)
-    plan_of(region).boundary = boundary if isinstance(boundary, Boundary) else None
+    preparation_of(region).boundary = boundary if isinstance(boundary, Boundary) else None
     if origin.flat and part is not None:
         for table in HOOK_TABLES:  # of a stock module by itself; those inside a graph are not run
             region.__dict__[table] = part.__dict__[table]
@@ -135,7 +135,7 @@ def check_references(path: str, region: Region) -> None:
     flat = origin_of(region).flat
     if flat and region._modules.get(flat) is None:
         raise ArchiveError(f"region {path or '<root>'!r}: it stands for {flat!r}, which is no module of the model.")
-    boundary = plan_of(region).boundary or Boundary()
+    boundary = preparation_of(region).boundary or Boundary()
     for grid in (*boundary.inputs.values(), *boundary.outputs.values()):
         if isinstance(grid, str) and not isinstance(find_module(region, grid), Grid):
             raise ArchiveError(

@@ -23,8 +23,8 @@ from fxquant.flows.pipelines import ADAPT, DECIDE, DECIDE_QAT, WATCH
 from fxquant.graph.amendments import Amendments
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
-from fxquant.graph.notes import Request
-from fxquant.graph.region import Region, plan_of, regions
+from fxquant.graph.notes import PrepareRequest
+from fxquant.graph.region import Region, preparation_of, regions
 from fxquant.graph.run_passes import run_passes
 from fxquant.passes.watch import Needs, needs
 
@@ -101,19 +101,19 @@ def leaves_target_open(model: nn.Module) -> bool:
 
 def is_open(region: Region) -> bool:
     """Tell whether nothing is decided about a region yet."""
-    return plan_of(region).request is not None
+    return preparation_of(region).request is not None
 
 
 def _close(model: nn.Module) -> None:
     for _, region in regions(model):
-        plan_of(region).request = None
+        preparation_of(region).request = None
 
 
 def _target(region: Region, target: Target | None, engine: Engine | Native | str | None) -> Target:
     return target or _request(region).target or as_engine(engine).target()
 
 
-def _request(region: Region) -> Request:
-    request = plan_of(region).request
-    assert isinstance(request, Request)
+def _request(region: Region) -> PrepareRequest:
+    request = preparation_of(region).request
+    assert isinstance(request, PrepareRequest)
     return request

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fxquant.graph.region import Region, plan_of, regions
+from fxquant.graph.region import Region, preparation_of, regions
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.histogram import HistogramObserver
 from fxquant.numerics.statistics import EXTREMES, Statistics
@@ -53,7 +53,7 @@ def warn_eaten(found: Sequence[Eaten], stacklevel: int) -> None:
 
 
 def _in_region(prepared: Region, decided: Region) -> Iterator[Eaten]:
-    path = plan_of(prepared).statistics_path
+    path = preparation_of(prepared).statistics_path
     if not path:
         return
     kept = prepared.get_submodule(path)

@@ -18,23 +18,25 @@ from torch import Tensor, nn
 from fxquant.graph.notes import STATISTICS
 from fxquant.graph.origin import Origin
 from fxquant.graph.paths import free_path
-from fxquant.graph.plan import Plan
+from fxquant.graph.preparation import Preparation
 
 
-def adapt_state(region: nn.Module, origin: Origin, plan: Plan, state_dict: dict[str, object], prefix: str) -> None:
+def adapt_state(
+    region: nn.Module, origin: Origin, preparation: Preparation, state_dict: dict[str, object], prefix: str
+) -> None:
     """Rewrite `state_dict` in place for a region that is not converted. The region's own state is left alone."""
-    if plan.statistics_path:
-        known = region.get_submodule(plan.statistics_path)._modules
-        quantizers = f"{prefix}{plan.statistics_path}." if known else None
+    if preparation.statistics_path:
+        known = region.get_submodule(preparation.statistics_path)._modules
+        quantizers = f"{prefix}{preparation.statistics_path}." if known else None
     else:
-        quantizers = f"{prefix}{plan.quantizer_path}." if plan.quantizers else None
-    if plan.sites is not None:
-        read: Any = region.get_submodule(plan.quantizer_path)
-        kept, own = (f"{prefix}{path}." for path in (free_path(region, STATISTICS), plan.quantizer_path))
-        read.read_statistics(state_dict, kept, own, plan.sites)
+        quantizers = f"{prefix}{preparation.quantizer_path}." if preparation.quantizers else None
+    if preparation.sites is not None:
+        read: Any = region.get_submodule(preparation.quantizer_path)
+        kept, own = (f"{prefix}{path}." for path in (free_path(region, STATISTICS), preparation.quantizer_path))
+        read.read_statistics(state_dict, kept, own, preparation.sites)
     if quantizers is None or not any(key.startswith(quantizers) for key in state_dict):
         # a prepared graph without quantizers (weights only) cannot tell whose state it is: only names are sure
-        prepared = bool(plan.quantizer_path or plan.statistics_path)
+        prepared = bool(preparation.quantizer_path or preparation.statistics_path)
         _rename(origin.moved, state_dict, prefix, turn=quantizers is not None or not prepared)
         return
     readers = {path: module for path, module in region.named_modules() if hasattr(type(module), "read_calibrated")}

@@ -13,7 +13,7 @@ import torch
 from fxquant.errors import StageError
 from fxquant.graph.grid import QParams
 from fxquant.graph.paths import find_module
-from fxquant.graph.region import Region, Stage, plan_of, regions, stage_of
+from fxquant.graph.region import Region, Stage, preparation_of, regions, stage_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ def _known(grids: Mapping[int, QParams | str], index: int, side: str) -> QParams
 
 def boundary_of(region: Region) -> Boundary:
     """Return the boundary of a region, empty if all of it is float."""
-    boundary = plan_of(region).boundary
+    boundary = preparation_of(region).boundary
     if not isinstance(boundary, Boundary):
         return Boundary()
     sides = (

@@ -15,7 +15,7 @@ from fxquant.graph.nodes import TensorInfo
 from fxquant.graph.notes import Decision, Note, note_of
 from fxquant.graph.paths import find_module, get_attr
 from fxquant.graph.quantizer import calls_quantizer
-from fxquant.graph.region import Region, Stage, plan_of, stage_of
+from fxquant.graph.region import Region, Stage, preparation_of, stage_of
 from fxquant.ops.table import OPS, OpTable, activation_nodes
 
 Known = dict[int, object]  # by id; held, so that no id is given out again
@@ -93,11 +93,11 @@ def _check_note(
     ops: OpTable,
     fail: Callable[[fx.Node, str], None],
 ) -> None:
-    known = plan_of(region).quantizers or {}
+    known = preparation_of(region).quantizers or {}
     for name in (*inputs, output):
         if name is not None and name not in known:
             fail(node, f"its note names quantizer {name!r}, which has no spec")
-    container = plan_of(region).quantizer_path
+    container = preparation_of(region).quantizer_path
     op = ops.of_node(node, region)
     if not container or op is None:
         return

@@ -1,6 +1,6 @@
 """What annotate decides for a node, as plain values in `node.meta["note"]` and `node.meta["decision"]`.
 
-Quantizers are named by string ids; the region holds the spec of each (`Plan.quantizers`). Nodes with the same
+Quantizers are named by string ids; the region holds the spec of each (`Preparation.quantizers`). Nodes with the same
 `group` form one kernel: only the inputs and the final output of the group are quantized.
 """
 
@@ -60,7 +60,7 @@ class Rewrite:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class PrepareRequest:
     """What prepare_fx was asked for about a region, beside the rules (`meta["choice"]`).
 
     `target` is None where the engine is to say. `inputs` and `outputs` are to be integers, with `boundary` as their

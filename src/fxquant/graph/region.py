@@ -37,7 +37,7 @@ from fxquant.graph.float_dtype import cast, cast_halves, own_dtype, split_move
 from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.origin import Origin
 from fxquant.graph.paths import find_module
-from fxquant.graph.plan import Plan
+from fxquant.graph.preparation import Preparation
 from fxquant.graph.written_down import keep_written, notice_export, read_written
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ class Stage(enum.Enum):
 
 @dataclass(kw_only=True, slots=True)
 class _Parts:
-    """What a region knows besides its graph. Others ask by `origin_of`, `plan_of` and `lowering_of`."""
+    """What a region knows besides its graph. Others ask by `origin_of`, `preparation_of` and `lowering_of`."""
 
     origin: Origin
-    plan: Plan = field(default_factory=Plan)
+    preparation: Preparation = field(default_factory=Preparation)
     lowering: Lowering | None = None  # None until it is converted
     warned: bool = False  # that a call ran in float
 
@@ -178,8 +178,8 @@ class Region(fx.GraphModule):
             error = None if torch.compiler.is_compiling() else lowering.filled.refuses(args, kwargs)
             if error is not None:
                 return self._run_code(error, args, kwargs)
-        if self._region.plan.boundary is not None:
-            refuse_floats(self, self._region.plan.boundary, self._region.origin.input_names, args, kwargs)
+        if self._region.preparation.boundary is not None:
+            refuse_floats(self, self._region.preparation.boundary, self._region.origin.input_names, args, kwargs)
         if lowering.runner is not None and not torch.compiler.is_compiling():
             return lowering.runner(self, args, kwargs)
         return self.run_graph(args, kwargs)
@@ -269,7 +269,7 @@ class Region(fx.GraphModule):
         if self._region.origin.flat:
             add_flat(self._region.origin.flat, state_dict, prefix, self._modules)
         if self._region.lowering is None:
-            adapt_state(self, self._region.origin, self._region.plan, state_dict, prefix)
+            adapt_state(self, self._region.origin, self._region.preparation, state_dict, prefix)
         read_written(runner_of(self), args[0])
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -282,7 +282,9 @@ class Region(fx.GraphModule):
         lowering = copy.copy(parts.lowering)
         if lowering is not None:
             lowering.filled = copy.copy(lowering.filled)
-        own = _Parts(origin=parts.origin, plan=copy.copy(parts.plan), lowering=lowering, warned=parts.warned)
+        own = _Parts(
+            origin=parts.origin, preparation=copy.copy(parts.preparation), lowering=lowering, warned=parts.warned
+        )
         state = {**self._plain_state(), "_region": own}
         return _rebuild(state, copy.deepcopy(self.graph), like=self)
 
@@ -327,8 +329,8 @@ def _after_load(region: Region, incompatible_keys: object) -> None:
 
 def _is_own(region: Region, name: str) -> bool:
     """Whether a child is one that the user's model does not have: observers, grids, which nothing calls, kernels."""
-    plan = region._region.plan
-    paths = (plan.quantizer_path, plan.statistics_path, kernel_path_of(region))
+    preparation = region._region.preparation
+    paths = (preparation.quantizer_path, preparation.statistics_path, kernel_path_of(region))
     return name in paths or type(region._modules[name]) is nn.Module
 
 
@@ -363,9 +365,9 @@ def set_origin(region: Region, origin: Origin) -> None:
     lend_methods(type(region), origin.user_class, _is_own)
 
 
-def plan_of(region: Region) -> Plan:
+def preparation_of(region: Region) -> Preparation:
     """Return what was decided about a region."""
-    return region._region.plan
+    return region._region.preparation
 
 
 def lowering_of(region: Region) -> Lowering:
@@ -388,9 +390,9 @@ def stage_of(region: Region) -> Stage:
     parts = region._region
     if parts.lowering is not None:
         return Stage.CONVERTED
-    if parts.plan.quantizer_path or parts.plan.statistics_path:
+    if parts.preparation.quantizer_path or parts.preparation.statistics_path:
         return Stage.PREPARED
-    return Stage.FUSED if parts.plan.fused else Stage.CAPTURED
+    return Stage.FUSED if parts.preparation.fused else Stage.CAPTURED
 
 
 def runner_of(region: Region) -> Runner | None:

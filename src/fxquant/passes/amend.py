@@ -7,7 +7,7 @@ from dataclasses import replace
 from fxquant.config.qconfig import as_mode
 from fxquant.graph.context import Context
 from fxquant.graph.notes import note_of, remark
-from fxquant.graph.region import Region, origin_of, plan_of
+from fxquant.graph.region import Region, origin_of, preparation_of
 from fxquant.passes.candidates import choice_of
 
 
@@ -23,8 +23,8 @@ def amend_choices(region: Region, context: Context) -> None:
 
 def amend_grids(region: Region, context: Context) -> None:
     """Change the specs that amendments name."""
-    plan = plan_of(region)
-    specs = dict(plan.quantizers or {})
+    preparation = preparation_of(region)
+    specs = dict(preparation.quantizers or {})
     for (path, name), change in context.amendments.grids.items() if context.amendments else ():
         if path == origin_of(region).path and name in specs:
             specs[name] = specs[name].with_(**dict(change.changes))
@@ -32,4 +32,4 @@ def amend_grids(region: Region, context: Context) -> None:
                 note = note_of(node)
                 if note is not None and name in note.inputs:
                     remark(node, change.why)
-    plan.quantizers = specs if plan.quantizers is not None else None
+    preparation.quantizers = specs if preparation.quantizers is not None else None

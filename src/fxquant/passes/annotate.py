@@ -10,7 +10,7 @@ from torch import fx
 
 from fxquant.graph.context import Context
 from fxquant.graph.notes import Decision, Note, decision_of, remark
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.region import Region, preparation_of
 from fxquant.ops.table import Role, activation_nodes
 from fxquant.passes.assign import assign_quantizers
 from fxquant.passes.candidates import Candidate, find_candidates, is_float_tensor
@@ -32,9 +32,9 @@ def annotate(region: Region, context: Context) -> None:
     for node in groups:
         dropped.pop(node, None)
         kept[node] = candidates[node]
-    plan = plan_of(region)
-    notes, plan.quantizers = assign_quantizers(region, kept, groups, target, context.training)
-    plan.positions = target.positions
+    preparation = preparation_of(region)
+    notes, preparation.quantizers = assign_quantizers(region, kept, groups, target, context.training)
+    preparation.positions = target.positions
     for node in region.graph.nodes:
         if node in kept:
             _write(node, kept[node], notes[node])

@@ -23,7 +23,7 @@ from fxquant.graph.grid import QParams
 from fxquant.graph.lowering import start_lowering
 from fxquant.graph.nodes import tensor_info
 from fxquant.graph.paths import set_submodule
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.affine import MIN_SCALE
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.grid import MASK, NO_DATA, OFF, Grid
@@ -42,11 +42,13 @@ def convert(region: Region, context: Context) -> None:
         quantizer = quantizer_of(region, node)
         if quantizer is not None:
             _convert_quantizer(region, node, quantizer, grids, waiting)
-    plan = plan_of(region)
-    plan.quantizers = plan.quantizers and {name: spec.stored() for name, spec in plan.quantizers.items()}
-    if plan.quantizer_path:
-        region.delete_submodule(plan.quantizer_path)
-        plan.quantizer_path = ""
+    preparation = preparation_of(region)
+    preparation.quantizers = preparation.quantizers and {
+        name: spec.stored() for name, spec in preparation.quantizers.items()
+    }
+    if preparation.quantizer_path:
+        region.delete_submodule(preparation.quantizer_path)
+        preparation.quantizer_path = ""
     for path, grid in grids.items():
         set_submodule(region, path, grid)
     start_lowering(region)

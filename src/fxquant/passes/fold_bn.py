@@ -19,7 +19,7 @@ from fxquant.graph.context import Context, Guard
 from fxquant.graph.hooks import has_forward_hooks
 from fxquant.graph.nodes import only_user, tensor_info
 from fxquant.graph.paths import count_owners, set_submodule
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.weights.fold_norm import BatchNorm, fold_norm
 from fxquant.ops.table import Op
 from fxquant.passes.choose import fusion_allowed
@@ -36,7 +36,7 @@ def fold_bn(region: Region, context: Context) -> None:
         set_submodule(region, str(producer.target), folded(region.get_submodule(str(producer.target)), norm))
         set_submodule(region, str(node.target), emptied(norm))
         take_over(region, producer, node)
-    plan_of(region).fused = True
+    preparation_of(region).fused = True
 
 
 def find_pairs(region: Region, context: Context) -> list[tuple[fx.Node, fx.Node]]:

@@ -13,7 +13,7 @@ from fxquant.graph.context import Context
 from fxquant.graph.nodes import last_input
 from fxquant.graph.notes import note_of
 from fxquant.graph.paths import free_path
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.statistics import Quantizers
 from fxquant.ops.table import OpTable, activation_nodes
@@ -25,17 +25,17 @@ def insert(region: Region, context: Context) -> None:
     For training, a spec that does not say how is trained straight through ("ste").
     """
     ops, training = context.ops, context.training
-    specs = plan_of(region).quantizers or {}
+    specs = preparation_of(region).quantizers or {}
     if training:
         specs = {name: spec.trained() for name, spec in specs.items()}
-        plan_of(region).quantizers = specs
+        preparation_of(region).quantizers = specs
     container = free_path(region, "quantizers")
     made = {name: FakeQuant(spec, name) for name, spec in specs.items()}
     for quantizer in made.values() if training else ():
         quantizer.state = "train"
     quantizers = Quantizers(made)
     region.add_module(container, quantizers.train(region.training))
-    plan_of(region).quantizer_path = container
+    preparation_of(region).quantizer_path = container
     for node in list(region.graph.nodes):
         note = note_of(node)
         if note is not None and note.output is not None:
@@ -85,7 +85,7 @@ def _exempts(user: fx.Node, source: fx.Node, target: str, region: Region, ops: O
     note, op = note_of(user), ops.of_node(user, region)
     if note is None or op is None or not note.inputs:
         return False
-    specs, own = plan_of(region).quantizers or {}, target.rpartition(".")[2]
+    specs, own = preparation_of(region).quantizers or {}, target.rpartition(".")[2]
     for operand, name in zip(activation_nodes(user, op), note.inputs, strict=False):
         if operand is source and (name is None or (name != own and specs[name].granularity == "per_channel")):
             return True

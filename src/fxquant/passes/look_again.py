@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from fxquant.graph.algorithm import Watched
 from fxquant.graph.interpret import PlainInterpreter
 from fxquant.graph.nodes import NOT_HELD, held_value, tensor_info
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.sample import Inputs, Sample
 from fxquant.numerics.observers.watcher import Watcher
@@ -47,7 +47,7 @@ def kept_inputs(region: Region) -> list[list[object]]:
 @torch.no_grad()
 def look_again(region: Region, changed: Set[str]) -> None:
     """Replace what was seen of the changed tensors, by name, by what the graph as it is now shows of them."""
-    path, watched = plan_of(region).statistics_path, plan_of(region).watched or {}
+    path, watched = preparation_of(region).statistics_path, preparation_of(region).watched or {}
     kept = region.get_submodule(path) if path else None
     if not isinstance(kept, Statistics) or not changed:
         return

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from fxquant.graph.interpret import PlainInterpreter
-from fxquant.graph.plan import Probe
+from fxquant.graph.preparation import FloatCalls
 from fxquant.graph.region import Region
 from fxquant.numerics.affine import fake_quantize
 from fxquant.numerics.positions.costs import range_at, scale_at
@@ -30,17 +30,19 @@ _WORTH = 16.0
 _BETTER = 0.99  # an error has to fall to this share
 
 
-def measure_moves(tensors: PositionTensors, problem: Problem, start: Mapping[str, int], probe: Probe) -> dict[str, int]:
+def measure_moves(
+    tensors: PositionTensors, problem: Problem, start: Mapping[str, int], float_calls: FloatCalls
+) -> dict[str, int]:
     """Positions that keep all rules, and bring the outputs at least as near to those in float as `start` does."""
     region, at = tensors.region, dict(start)
     readers = {name: _readers(tensors, name) for name in at}
-    runs = [_Run(region, call, wanted) for call, wanted in zip(probe.calls, probe.outputs, strict=True)]
+    runs = [_Run(region, call, wanted) for call, wanted in zip(float_calls.calls, float_calls.outputs, strict=True)]
     with _put_back(tensors):
         for name, place in at.items():
             _round_at(tensors, name, place)
         for run in runs:
             run.start()
-        error, tries = sum(run.error() for run in runs), probe.tries
+        error, tries = sum(run.error() for run in runs), float_calls.tries
         about = {name: [rule for rule in problem.rules if name in rule.tensors] for name in at}
         for name in _in_order(region, readers):
             for step in (1, -1):

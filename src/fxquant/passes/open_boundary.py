@@ -22,8 +22,8 @@ from fxquant.graph.boundary import Boundary
 from fxquant.graph.context import Context
 from fxquant.graph.grid import QParams
 from fxquant.graph.nodes import TensorInfo, tensor_info
-from fxquant.graph.notes import Request
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.notes import PrepareRequest
+from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.grid import why_off
 
@@ -33,8 +33,8 @@ def quantize_boundary(region: Region, context: Context) -> None:
 
     One that is there serves. The ids go into the region's Boundary.
     """
-    request = plan_of(region).request
-    assert isinstance(request, Request)
+    request = preparation_of(region).request
+    assert isinstance(request, PrepareRequest)
     inputs, outputs, spec = request.inputs, request.outputs, request.boundary or context.hardware.activation
     if not inputs and not outputs:
         return
@@ -53,12 +53,12 @@ def quantize_boundary(region: Region, context: Context) -> None:
         if index >= len(results):
             raise ConfigError(f"output_quantized_indexes names output {index}; the model has {len(results)} outputs.")
         found_outputs[index] = _before_output(region, results[index], index, spec)
-    plan_of(region).boundary = Boundary(inputs=found_inputs, outputs=found_outputs)
+    preparation_of(region).boundary = Boundary(inputs=found_inputs, outputs=found_outputs)
 
 
 def open_boundary(region: Region, context: Context) -> None:
     """After convert: the quantize at an input and the dequantize at an output go, their grids into the Boundary."""
-    boundary = plan_of(region).boundary or Boundary()
+    boundary = preparation_of(region).boundary or Boundary()
     placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
     inputs: dict[int, QParams | str] = {}
     for index in boundary.inputs:
@@ -76,7 +76,7 @@ def open_boundary(region: Region, context: Context) -> None:
         _replace_output(region, index, node.args[0])
         if not node.users:
             region.graph.erase_node(node)
-    plan_of(region).boundary = Boundary(inputs=inputs, outputs=outputs)
+    preparation_of(region).boundary = Boundary(inputs=inputs, outputs=outputs)
 
 
 def connect_regions(region: Region, context: Context) -> None:
@@ -85,7 +85,7 @@ def connect_regions(region: Region, context: Context) -> None:
         if node.op != "call_module":
             continue
         called = region.get_submodule(str(node.target))
-        if isinstance(called, Region) and (boundary := plan_of(called).boundary) is not None:
+        if isinstance(called, Region) and (boundary := preparation_of(called).boundary) is not None:
             _connect(region, node, called, boundary)
 
 
@@ -159,11 +159,11 @@ def _before_output(region: Region, node: fx.Node, index: int, spec: Spec) -> str
 
 
 def _add_quantizer(region: Region, node: fx.Node, name: str, spec: Spec) -> fx.Node:
-    plan = plan_of(region)
-    container: Any = region.get_submodule(plan.quantizer_path)
+    preparation = preparation_of(region)
+    container: Any = region.get_submodule(preparation.quantizer_path)
     container[name] = FakeQuant(spec, name).train(region.training)
-    plan.quantizers = {**(plan.quantizers or {}), name: spec}
-    call = region.graph.call_module(f"{plan.quantizer_path}.{name}", (node,))
+    preparation.quantizers = {**(preparation.quantizers or {}), name: spec}
+    call = region.graph.call_module(f"{preparation.quantizer_path}.{name}", (node,))
     call.meta.update({key: node.meta[key] for key in ("scope", "where", "tensor") if key in node.meta})
     return call
 

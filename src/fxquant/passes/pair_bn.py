@@ -7,7 +7,7 @@ its batch norm; `insert_blocks` makes one block of the two.
 from __future__ import annotations
 
 from fxquant.graph.context import Context
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.region import Region, preparation_of
 from fxquant.passes.fold_bn import find_pairs, take_over
 
 
@@ -16,4 +16,4 @@ def pair_bn(region: Region, context: Context) -> None:
     for producer, node in find_pairs(region, context):
         producer.meta["norm"] = str(node.target)
         take_over(region, producer, node)
-    plan_of(region).fused = True
+    preparation_of(region).fused = True

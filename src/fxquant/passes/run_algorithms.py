@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from fxquant.graph.context import Context
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.region import Region, preparation_of
 from fxquant.passes.watch import forget
 
 
 def rewrite_float(region: Region, context: Context) -> None:
     """Let the algorithms rewrite the float graph, and remember which they are."""
-    plan_of(region).algorithms = context.algorithms
+    preparation_of(region).algorithms = context.algorithms
     for algorithm in context.algorithms:
         algorithm.rewrite(region, context)
 
 
 def adapt_calibrated(region: Region, context: Context) -> None:
     """Let the algorithms rewrite the float graph by what calibration saw, unless they have."""
-    if plan_of(region).adapted:
+    if preparation_of(region).adapted:
         return
-    for algorithm in plan_of(region).algorithms:
+    for algorithm in preparation_of(region).algorithms:
         algorithm.adapt(region, context)
-    plan_of(region).adapted = True
+    preparation_of(region).adapted = True
 
 
 def apply_algorithms(region: Region, context: Context) -> None:
     """Let the algorithms change weights, biases and quantizers before these are fixed, and forget what was seen."""
-    for algorithm in plan_of(region).algorithms:
+    for algorithm in preparation_of(region).algorithms:
         algorithm.apply(region, context)
-    plan_of(region).algorithms = ()
+    preparation_of(region).algorithms = ()
     forget(region)

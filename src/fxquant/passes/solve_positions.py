@@ -17,7 +17,7 @@ from torch import fx
 from fxquant.config.limits import Position
 from fxquant.graph.context import Context
 from fxquant.graph.notes import decision_of, note_of, remark
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.positions.measure import terms
 from fxquant.numerics.positions.problem import Problem, Rule
 from fxquant.numerics.positions.solve import solve
@@ -29,15 +29,15 @@ from fxquant.passes.position_tensors import STORED, PositionTensors
 
 def solve_positions(region: Region, context: Context) -> None:
     """Move power-of-two scales, together, to where all that the target asks of them holds at the least cost."""
-    positions = plan_of(region).positions
+    positions = preparation_of(region).positions
     if not positions or context.uncalibrated:
         return
     tensors = PositionTensors(region)
     rules = tuple(_rules(region, context.ops, positions, tensors))
     problem = Problem(start=tensors.start, cost=tensors.cost, rules=rules)
     solved = solve(problem)
-    probe, plan_of(region).probe = plan_of(region).probe, None
-    found = solved if probe is None else measure_moves(tensors, problem, solved, probe)
+    float_calls, preparation_of(region).float_calls = preparation_of(region).float_calls, None
+    found = solved if float_calls is None else measure_moves(tensors, problem, solved, float_calls)
     for name, place in found.items():
         if place != tensors.start[name]:
             tensors.move(name, place)

@@ -21,7 +21,7 @@ from fxquant.graph.context import Context
 from fxquant.graph.nodes import last_input
 from fxquant.graph.notes import STATISTICS
 from fxquant.graph.paths import find_module, free_path
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics import statistics
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.table import Observer
@@ -40,7 +40,7 @@ def needs(region: Region, context: Context) -> Needs:
         if (kept := kept_for(module.spec)) is not None:
             together = kept.observer == "custom"
             found.append((tensors[module.name] if together else (site_of(region, node),), kept))
-    for algorithm in plan_of(region).algorithms:
+    for algorithm in preparation_of(region).algorithms:
         found += [(_names(each.tensor), each.statistic) for each in algorithm.watch(region, context)]
     return found
 
@@ -63,19 +63,19 @@ def calibrated_quantizers(region: Region) -> Iterator[tuple[FakeQuant, tuple[str
 
 def name_sites(region: Region, context: Context) -> None:
     """Note the tensors of each quantizer, so that it can load what a calibrated model saw of them."""
-    plan_of(region).sites = sites(region)
+    preparation_of(region).sites = sites(region)
 
 
 def watch(region: Region, context: Context) -> None:
     """Put a call beside each tensor of which a target may need the range, or an algorithm something else."""
     path, made = free_path(region, STATISTICS), Statistics()
     region.add_module(path, made)
-    plan_of(region).statistics_path = path
+    preparation_of(region).statistics_path = path
     together: dict[tuple[str, ...], list[Spec | Statistic]] = {}
     for tensors, what in (need for each in context.needs for need in each):
         together.setdefault(tensors, []).append(what)
     nodes = {node.name: node for node in region.graph.nodes}
-    watched = plan_of(region).watched = {}
+    watched = preparation_of(region).watched = {}
     for tensors, asked in together.items():
         for name, module in _watchers("_and_".join(tensors), asked):
             if name in made:
@@ -93,7 +93,7 @@ def watch(region: Region, context: Context) -> None:
 
 def unwatch(region: Region, context: Context) -> None:
     """Remove the calls of `watch`. What they have seen stays until `recall`."""
-    path = plan_of(region).statistics_path
+    path = preparation_of(region).statistics_path
     for node in list(region.graph.nodes):
         if path and node.op == "call_module" and str(node.target).startswith(f"{path}."):
             region.graph.erase_node(node)
@@ -101,7 +101,7 @@ def unwatch(region: Region, context: Context) -> None:
 
 def recall(region: Region, context: Context) -> None:
     """Hand what was seen to the quantizers of a decided graph; what algorithms watched stays for them."""
-    path = plan_of(region).statistics_path
+    path = preparation_of(region).statistics_path
     if not path:
         return
     kept = region.get_submodule(path)
@@ -118,16 +118,16 @@ def recall(region: Region, context: Context) -> None:
 
 def seen(region: Region, tensor: str | tuple[str, ...], statistic: Statistic) -> Watcher | None:
     """What calibration kept of a tensor for an algorithm; None if it was not watched, or nothing was calibrated."""
-    path = plan_of(region).statistics_path
+    path = preparation_of(region).statistics_path
     found = find_module(region, f"{path}.{'_and_'.join(_names(tensor))}_{statistic.label}") if path else None
     return found if isinstance(found, Watcher) else None
 
 
 def forget(region: Region) -> None:
     """Drop what calibration kept."""
-    if plan_of(region).statistics_path:
-        region.delete_submodule(plan_of(region).statistics_path)
-        plan_of(region).statistics_path, plan_of(region).watched = "", None
+    if preparation_of(region).statistics_path:
+        region.delete_submodule(preparation_of(region).statistics_path)
+        preparation_of(region).statistics_path, preparation_of(region).watched = "", None
 
 
 def _names(tensor: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ def _watchers(name: str, asked: list[Spec | Statistic]) -> Iterator[tuple[str, n
 
 def _callers(region: Region) -> Iterator[tuple[fx.Node, FakeQuant]]:
     """Yield the quantizers of a decided graph that observe something, with their calls."""
-    path = plan_of(region).quantizer_path
+    path = preparation_of(region).quantizer_path
     for node in region.graph.nodes:
         if str(node.target).startswith(f"{path}.") and node.kwargs.get("observe", True):
             module = region.get_submodule(str(node.target))

@@ -28,7 +28,7 @@ from fxquant.export.reference import reference_of
 from fxquant.flows.decide import decide
 from fxquant.flows.eaten import find_eaten, warn_eaten
 from fxquant.graph.amendments import Amendments
-from fxquant.graph.region import plan_of, regions
+from fxquant.graph.region import preparation_of, regions
 from fxquant.precision.attribute import count_samples
 from fxquant.precision.check import LEAST, Check, compare_outputs
 from fxquant.precision.finer import with_finer_ranges
@@ -245,7 +245,7 @@ class _Search:
 
     @property
     def _target(self) -> Target:
-        asked = (plan_of(region).request for _, region in regions(self._prepared))
+        asked = (preparation_of(region).request for _, region in regions(self._prepared))
         named = (request.target for request in asked if request is not None and request.target is not None)
         return next(named, self._engine.target())
 

@@ -22,7 +22,7 @@ from fxquant.flows.decide import decide
 from fxquant.graph.amendments import Amendments, Place
 from fxquant.graph.nodes import TensorInfo, full_path
 from fxquant.graph.notes import decision_of, note_of
-from fxquant.graph.region import Region, origin_of, plan_of, regions
+from fxquant.graph.region import Region, origin_of, preparation_of, regions
 from fxquant.numerics import statistics
 from fxquant.numerics.affine import choose_qparams, fake_quantize
 from fxquant.numerics.fake_quant import FakeQuant
@@ -100,8 +100,8 @@ def find_sites(
     decided = decide(prepared, engine=engine, amendments=amendments)
     left_out = False
     for _, region in regions(decided):
-        left_out = left_out or (not chosen and any(each.chooses_weights for each in plan_of(region).algorithms))
-        plan_of(region).algorithms = ()  # what they do to weights and biases would be measured as noise
+        left_out = left_out or (not chosen and any(each.chooses_weights for each in preparation_of(region).algorithms))
+        preparation_of(region).algorithms = ()  # what they do to weights and biases would be measured as noise
     frozen = freeze(decided)
     found = {site.name: (module, site) for module, site in _sites(decided, frozen) if not (left_out and site.is_weight)}
     few = [smaller(batch) for batch in batches]
@@ -160,7 +160,7 @@ def _sites(decided: nn.Module, frozen: nn.Module) -> Iterator[tuple[nn.Module, S
     for path, region in regions(decided):
         other, at = rounding[path], origin_of(region).path
         readers = dict(_readers(region, at))
-        container = plan_of(region).quantizer_path
+        container = preparation_of(region).quantizer_path
         quantizers = other.get_submodule(container).named_children() if container else ()
         for name, module in quantizers:
             own = tuple(reader for reader, inputs in readers.values() if name in inputs)

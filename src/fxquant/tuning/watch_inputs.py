@@ -11,7 +11,7 @@ from torch import fx, nn
 from fxquant.flows.decide import is_open
 from fxquant.graph.context import Context
 from fxquant.graph.nodes import last_input
-from fxquant.graph.region import Region, plan_of
+from fxquant.graph.region import Region, preparation_of
 from fxquant.graph.run_passes import run_passes
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.statistics import HISTOGRAM, Statistics, label
@@ -27,12 +27,12 @@ def watch_inputs(prepared: nn.Module) -> None:
 
 def _watches(region: Region) -> bool:
     """Tell whether there are ranges to watch: dynamic and weight-only models need none."""
-    path = plan_of(region).statistics_path
+    path = preparation_of(region).statistics_path
     return bool(path) and any(isinstance(module, FakeQuant) for module in region.get_submodule(path).children())
 
 
 def _watch_inputs(region: Region, context: Context) -> None:
-    path = plan_of(region).statistics_path
+    path = preparation_of(region).statistics_path
     kept = region.get_submodule(path)
     assert isinstance(kept, Statistics)
     for source in _inputs(region):

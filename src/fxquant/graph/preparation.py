@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fxquant.config.limits import Position
 from fxquant.config.spec import Spec
-from fxquant.graph.notes import Request
+from fxquant.graph.notes import PrepareRequest
 
 if TYPE_CHECKING:
     from fxquant.graph.algorithm import Algorithm
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Probe:
+class FloatCalls:
     """Calls of a graph, each a value for every placeholder, and what it gives in float; how many moves are measured."""
 
     calls: tuple[tuple[Any, ...], ...]
@@ -27,7 +27,7 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Means:
+class FloatMeans:
     """Of the channels that ops make in float, by node, on calls of the graph; and what each call gives."""
 
     by_node: Mapping[str, Tensor]
@@ -36,11 +36,11 @@ class Means:
 
 
 @dataclass(kw_only=True, slots=True)
-class Plan:
+class Preparation:
     """Decisions about a whole region. Those about a node are its Note and Decision (graph/notes.py)."""
 
     fused: bool = False  # its batch norms went into the ops before them
-    request: Request | None = None  # what prepare_fx was asked for, as long as nothing is decided
+    request: PrepareRequest | None = None  # what prepare_fx was asked for, as long as nothing is decided
     algorithms: tuple[Algorithm, ...] = ()  # at work on it, until they are applied
     adapted: bool = False  # by these: they rewrote the float graph after calibration
     statistics_path: str = ""  # where the observers of a model are of which nothing is decided
@@ -49,6 +49,6 @@ class Plan:
     quantizer_path: str = ""  # where their modules are, until conversion
     sites: Mapping[str, tuple[str, ...]] | None = None  # the tensors that each of them observes, in training
     positions: tuple[Position, ...] = ()  # of the target: what holds between scales that are powers of two
-    probe: Probe | None = None  # inputs on which moves of scales are measured, until these are chosen
-    means: Means | None = None  # by which biases are corrected, until they are
+    float_calls: FloatCalls | None = None  # inputs on which moves of scales are measured, until these are chosen
+    float_means: FloatMeans | None = None  # by which biases are corrected, until they are
     boundary: Boundary | None = None  # inputs and outputs that are integers
