@@ -18,7 +18,8 @@ from fxquant.graph.algorithm import Algorithm
 from fxquant.graph.context import Context
 from fxquant.graph.first_call import refuse_waiting
 from fxquant.graph.given import refuse_meta
-from fxquant.graph.region import Stage, regions, stage_of
+from fxquant.graph.parts import Stage
+from fxquant.graph.region import regions, stage_of
 from fxquant.graph.tree import tree_of
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.ops.table import OPS

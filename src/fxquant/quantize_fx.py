@@ -65,7 +65,8 @@ from fxquant.graph.context import Context
 from fxquant.graph.first_call import Prepare, Waiting, waiting, waiting_converted
 from fxquant.graph.hooks import warn_of_traced_hooks
 from fxquant.graph.own import copy_model
-from fxquant.graph.region import Region, Stage, origin_of, regions, set_origin, stage_of
+from fxquant.graph.parts import Stage
+from fxquant.graph.region import Region, origin_of, regions, set_origin, stage_of
 from fxquant.graph.run_passes import run_passes
 from fxquant.passes.custom_modules import quantize_custom, take_leaves
 from fxquant.tables.explain import explain

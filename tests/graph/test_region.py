@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.graph.lowering import reference_graph, unlower
+from fxquant.graph.parts import Stage
 from fxquant.graph.region import (
     Region,
-    Stage,
     engine_of,
     kernel_path_of,
     lowering_of,

@@ -15,12 +15,10 @@ deepcopy and pickling, since the graph is stored as rows (`encode_graph`), not a
 from __future__ import annotations
 
 import copy
-import enum
 import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,12 +28,13 @@ from torch.fx.graph import PythonCode
 from fxquant.errors import InputError, StageError
 from fxquant.graph import torch_compat
 from fxquant.graph.adapt_state import adapt_state, add_flat, drop_flat
-from fxquant.graph.check_call import first_call, refuse_floats
+from fxquant.graph.call_lowered import call_lowered
 from fxquant.graph.container import lend_methods
 from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
-from fxquant.graph.float_dtype import cast, cast_halves, own_dtype, split_move
+from fxquant.graph.float_dtype import own_dtype, split_move
 from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.origin import Origin
+from fxquant.graph.parts import Parts, Stage
 from fxquant.graph.paths import find_module
 from fxquant.graph.preparation import Preparation
 from fxquant.graph.written_down import keep_written, notice_export, read_written
@@ -50,32 +49,10 @@ _CODE = ("_code", "_lineno_map", "_prologue_start")  # what GraphModule.recompil
 _OWN_KEYS = frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__) | {"_region"}
 
 
-class Stage(enum.Enum):
-    """How far a region has come."""
-
-    CAPTURED = "captured"
-    FUSED = "fused"
-    PREPARED = "prepared"
-    CONVERTED = "converted"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-@dataclass(kw_only=True, slots=True)
-class _Parts:
-    """What a region knows besides its graph. Others ask by `origin_of`, `preparation_of` and `lowering_of`."""
-
-    origin: Origin
-    preparation: Preparation = field(default_factory=Preparation)
-    lowering: Lowering | None = None  # None until it is converted
-    warned: bool = False  # that a call ran in float
-
-
 class Region(fx.GraphModule):
     """A captured graph over the user's module tree. See the module docstring."""
 
-    _region: _Parts
+    _region: Parts
 
     def __init__(self, tree: nn.Module, graph: fx.Graph, origin: Origin | None = None) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name=type(tree).__name__)
@@ -85,7 +62,7 @@ class Region(fx.GraphModule):
             if key not in _OWN_KEYS or key in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
                 self.__dict__[key] = value
         self.training = tree.training
-        self._region = _Parts(origin=origin or Origin(user_class=type(tree)))
+        self._region = Parts(origin=origin or Origin(user_class=type(tree)))
         lend_methods(type(self), self._region.origin.user_class, _is_own)
         self.graph = graph
         self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
@@ -151,38 +128,9 @@ class Region(fx.GraphModule):
 
         So the other arm of a branch may call a module in another way than the example inputs did.
         """
-        lowering = self._region.lowering
-        if lowering is None:
+        if self._region.lowering is None:
             return self.run_graph(args, kwargs)
-        if lowering.source:
-            return first_call(self, lowering, args, kwargs)
-        outside = lowering.float_dtype
-        if outside is not None:
-            own = own_dtype(self.graph)
-            args, kwargs = cast((args, kwargs), outside, own)
-            return cast(self._run_lowered(lowering, args, kwargs), own, outside)
-        return self._run_lowered(lowering, args, kwargs)
-
-    def _run_lowered(self, lowering: Lowering, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        runner = lowering.runner
-        if runner is not None and not kwargs and not torch.compiler.is_compiling():
-            found = runner.repeat(self, args)
-            if found is not NotImplemented:
-                return found
-        if devices := torch_compat.autocasting():  # kernels know nothing of it, so that no op is to
-            own = own_dtype(self.graph)
-            with torch_compat.without_autocast(devices):
-                return self._run_lowered(lowering, *cast_halves((args, kwargs), own))
-        if lowering.filled is not None:
-            lowering.filled.ready(self)
-            error = None if torch.compiler.is_compiling() else lowering.filled.refuses(args, kwargs)
-            if error is not None:
-                return self._run_code(error, args, kwargs)
-        if self._region.preparation.boundary is not None:
-            refuse_floats(self, self._region.preparation.boundary, self._region.origin.input_names, args, kwargs)
-        if lowering.runner is not None and not torch.compiler.is_compiling():
-            return lowering.runner(self, args, kwargs)
-        return self.run_graph(args, kwargs)
+        return call_lowered(self, self._region, self._run_code, args, kwargs)
 
     def run_graph(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the graph node by node, hooks included."""
@@ -278,14 +226,7 @@ class Region(fx.GraphModule):
 
     def __copy__(self) -> Region:
         # a graph and a state of its own: a pass over the copy must not change the original
-        parts = self._region
-        lowering = copy.copy(parts.lowering)
-        if lowering is not None:
-            lowering.filled = copy.copy(lowering.filled)
-        own = _Parts(
-            origin=parts.origin, preparation=copy.copy(parts.preparation), lowering=lowering, warned=parts.warned
-        )
-        state = {**self._plain_state(), "_region": own}
+        state = {**self._plain_state(), "_region": copy.copy(self._region)}
         return _rebuild(state, copy.deepcopy(self.graph), like=self)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -387,12 +328,7 @@ def set_lowering(region: Region, lowering: Lowering) -> None:
 
 def stage_of(region: Region) -> Stage:
     """Tell how far a region has come, by what it knows."""
-    parts = region._region
-    if parts.lowering is not None:
-        return Stage.CONVERTED
-    if parts.preparation.quantizer_path or parts.preparation.statistics_path:
-        return Stage.PREPARED
-    return Stage.FUSED if parts.preparation.fused else Stage.CAPTURED
+    return region._region.stage
 
 
 def runner_of(region: Region) -> Runner | None:

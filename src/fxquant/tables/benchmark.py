@@ -24,7 +24,8 @@ from fxquant.errors import ArchiveError, ConfigError, StageError
 from fxquant.graph.given import refuse_other
 from fxquant.graph.lowering import unlower
 from fxquant.graph.own import copy_model
-from fxquant.graph.region import Stage, regions, runner_of, stage_of
+from fxquant.graph.parts import Stage
+from fxquant.graph.region import regions, runner_of, stage_of
 from fxquant.tables.present import Shown, new_table
 
 if TYPE_CHECKING:

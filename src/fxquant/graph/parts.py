@@ -1,0 +1,53 @@
+"""What a region knows besides its graph: where it comes from, what was decided about it, how it runs."""
+
+from __future__ import annotations
+
+import copy
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fxquant.graph.origin import Origin
+from fxquant.graph.preparation import Preparation
+
+if TYPE_CHECKING:
+    from fxquant.graph.lowering import Lowering
+
+
+class Stage(enum.Enum):
+    """How far a region has come."""
+
+    CAPTURED = "captured"
+    FUSED = "fused"
+    PREPARED = "prepared"
+    CONVERTED = "converted"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(kw_only=True, slots=True)
+class Parts:
+    """Kept by a region as `_region`. Others ask by `origin_of`, `preparation_of`, `lowering_of` and `stage_of`."""
+
+    origin: Origin
+    preparation: Preparation = field(default_factory=Preparation)
+    lowering: Lowering | None = None  # None until it is converted
+    warned: bool = False  # that a call ran in float
+
+    @property
+    def stage(self) -> Stage:
+        """How far the region has come, by what is known of it."""
+        if self.lowering is not None:
+            return Stage.CONVERTED
+        if self.preparation.quantizer_path or self.preparation.statistics_path:
+            return Stage.PREPARED
+        return Stage.FUSED if self.preparation.fused else Stage.CAPTURED
+
+    def __copy__(self) -> Parts:
+        """Return parts of which a pass may change what it likes: the origin, which nobody changes, is shared."""
+        lowering = copy.copy(self.lowering)
+        if lowering is not None:
+            lowering.filled = copy.copy(lowering.filled)
+        preparation = copy.copy(self.preparation)
+        return Parts(origin=self.origin, preparation=preparation, lowering=lowering, warned=self.warned)
