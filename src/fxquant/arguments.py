@@ -31,7 +31,10 @@ from fxquant.templates import Purpose, for_target
 
 
 def read_target(target: Target | str | None, backend_config: object, rules: Rules) -> Target | None:
-    """The hardware, from a Target, its name, or torch.ao's description, which rules have to fit; None if it is open."""
+    """Return the hardware, from a Target, its name, or torch.ao's description, which rules have to fit.
+
+    None if it is open.
+    """
     if backend_config is None:
         return by_name(target) if target is not None else march()
     if target is not None:
@@ -42,12 +45,12 @@ def read_target(target: Target | str | None, backend_config: object, rules: Rule
 
 
 def read_rules(source: object, target: Target | str | None, purpose: Purpose) -> Rules:
-    """The rules of a mapping, a qconfig, callables, or templates for the target."""
+    """Return the rules of a mapping, a qconfig, callables, or templates for the target."""
     return Rules(for_target(source, by_name(target), purpose), functools.partial(same_op, OPS))
 
 
 def without(qconfig_mapping: object, ignore: Iterable[object]) -> object:
-    """The rules of a mapping, with module paths and types of ops that stay in float whatever it says of them."""
+    """Return the rules of a mapping, with module paths and types of ops that stay in float whatever it says of them."""
     if isinstance(ignore, (str, type)) or not isinstance(ignore, Iterable):
         raise ConfigError(f"ignore is {ignore!r}. Give a list, such as ['head', nn.Softmax].")
     entries = list(ignore)
@@ -69,13 +72,13 @@ def without(qconfig_mapping: object, ignore: Iterable[object]) -> object:
 
 
 def check_backend_config(backend_config: object) -> None:
-    """Where hardware was decided on before: at least, it has to be one that can be read."""
+    """Raise unless a backend_config can be read. It says nothing new where hardware was decided on before."""
     if backend_config is not None:
         read_backend_config(backend_config, by_name("x86"))
 
 
 def refuse_prepared(model: nn.Module, caller: str) -> None:
-    """The passes are for float models, with numbers in them."""
+    """Raise for a model that is no float model with numbers in it, which is what the passes are for."""
     refuse_meta(model, caller)
     for path, region in regions(model):
         if stage_of(region) is Stage.PREPARED or (not path and stage_of(region) is Stage.CONVERTED):
@@ -84,14 +87,14 @@ def refuse_prepared(model: nn.Module, caller: str) -> None:
 
 
 def either(config: object, older: object, name: str) -> object:
-    """An argument under its own name or, as older code has it, with `_dict` at the end."""
+    """Return an argument under its own name or, as older code has it, with `_dict` at the end."""
     if config is not None and older is not None:
         raise ConfigError(f"give {name} or {name}_dict, not both.")
     return config if config is not None else older
 
 
 def read_algorithms(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]:
-    """The algorithms in their order, each an object."""
+    """Return the algorithms in their order, each an object."""
     if isinstance(algorithms, Algorithm) or not isinstance(algorithms, Iterable):
         raise ConfigError(
             f"algorithms is {algorithms!r}. Give a tuple, such as (fxquant.algorithms.BiasCorrection(),)."
@@ -106,7 +109,7 @@ def read_algorithms(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]:
 
 
 def check_boundaries(model: nn.Module, contexts: Iterable[Context]) -> None:
-    """Integers at the boundary need a graph that begins and ends there."""
+    """Raise where integers are asked for at a boundary at which no graph begins and ends."""
     whole = {path for path, _ in regions(model)}
     for context in contexts:
         custom = context.custom
@@ -119,7 +122,7 @@ def check_boundaries(model: nn.Module, contexts: Iterable[Context]) -> None:
 
 
 def read_examples(inputs: object, kwargs: Mapping[str, object] | None) -> tuple[tuple[object, ...], dict[str, object]]:
-    """(args, kwargs) of one forward call."""
+    """Return (args, kwargs) of one forward call."""
     if isinstance(inputs, Tensor):
         inputs = (inputs,)
     if isinstance(inputs, Mapping) and kwargs is None:
@@ -136,7 +139,7 @@ def read_examples(inputs: object, kwargs: Mapping[str, object] | None) -> tuple[
 
 
 def check_rules(context: Context) -> None:
-    """Rules that matched nothing are mistakes."""
+    """Raise for rules that matched nothing: they are mistakes."""
     rules, model = context.rules, context.model
     assert rules is not None and model is not None
     classes = {type(module) for module in model.modules()}
@@ -150,7 +153,10 @@ def check_rules(context: Context) -> None:
 
 
 def is_calibrated(model: nn.Module, caller: str) -> bool:
-    """Whether any quantizer of a prepared model has seen data, if it needs some; raises if the model is not one."""
+    """Tell whether any quantizer of a prepared model has seen data, if it needs some.
+
+    Raises if the model is not one.
+    """
     refuse_waiting(model, caller)
     found = [(path, region) for path, region in regions(model)]
     if not found and tree_of(model).method:
@@ -168,7 +174,7 @@ def _need_data(model: nn.Module) -> list[FakeQuant]:
 
 
 def check_calibrated(model: nn.Module, caller: str) -> None:
-    """There has to be a prepared region, and data that it saw."""
+    """Raise unless there is a prepared region, and data that it saw."""
     if not is_calibrated(model, caller):
         static = _need_data(model)
         trained = any(q.spec.learn is not None for q in static)
@@ -183,7 +189,7 @@ def check_calibrated(model: nn.Module, caller: str) -> None:
 def check_concrete(
     model: nn.Module, concrete: Mapping[str, object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> None:
-    """Fixed arguments are arguments of forward, given once, and no tensors."""
+    """Raise unless fixed arguments are arguments of forward, given once, and no tensors."""
     parameters = list(inspect.signature(model.forward).parameters)
     for name, value in concrete.items():
         if name not in parameters:

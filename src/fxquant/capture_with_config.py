@@ -61,7 +61,7 @@ def capture_with_config(
 
 
 def open_regions(model: nn.Module, contexts: Iterable[Context]) -> dict[int, Context]:
-    """The regions of a captured model that are still to be prepared, by id, with the innermost context around each."""
+    """Return the regions that are still to be prepared, by id, with the innermost context around each."""
     found = {}
     for path, region in regions(model):
         if stage_of(region) in (Stage.CAPTURED, Stage.FUSED):

@@ -21,7 +21,10 @@ Json: TypeAlias = dict[str, Any]  # an object of JSON, as `json.loads` gives it
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], error: type[FxQuantError]) -> Iterator[Path]:
-    """A new file to write to, which takes the place of `path` when the block ends well. An OSError becomes `error`."""
+    """Give a new file to write to, which takes the place of `path` when the block ends well.
+
+    An OSError becomes `error`.
+    """
     target = Path(os.path.realpath(path))
     try:
         if target.exists() and not target.is_file():

@@ -38,7 +38,7 @@ def _first(data: Iterable[T], most: int | None) -> Iterator[T]:
 
 @contextmanager
 def steps(what: str, count: int, *, wanted: bool) -> Iterator[Callable[[str], None]]:
-    """A bar for work of a few steps: call what it gives with a name when the next one begins."""
+    """Show a bar for work of a few steps: call what it gives with a name when the next one begins."""
     if not wanted or not sys.stderr.isatty():
         yield lambda name: None
         return

@@ -237,7 +237,10 @@ def _now_or_later(prepare: Prepare, model: nn.Module, inputs: object, kwargs: Ma
 
 
 def _look(model: nn.Module) -> fx.Graph:
-    """The graph of a model as a trace without inputs has it: nothing is known of its tensors, so nothing is decided."""
+    """Return the graph of a model as a trace without inputs has it.
+
+    Nothing is known of its tensors, so nothing is decided.
+    """
     with left_as_it_was(model):
         captured = capture(clone_tree(model, share_objects=False), None, method="symbolic")
     assert isinstance(captured, Region)

@@ -43,7 +43,7 @@ class Template:
     target: Target | None = None
 
     def for_target(self, target: Target, purpose: Purpose) -> Template:
-        """The same for a target and a call; an error if they do not go together."""
+        """Return the same for a target and a call; an error if they do not go together."""
         if self.purpose not in (None, purpose):
             wanted, other = ("calibration", "training") if purpose == "calibration" else ("training", "calibration")
             raise ConfigError(

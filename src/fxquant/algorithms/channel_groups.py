@@ -53,7 +53,10 @@ class ChannelGroup:
 
 
 def channel_groups(region: Region, context: Context) -> list[ChannelGroup]:
-    """All groups with a taker, in the order of the graph; `refused` says why the channels of one stay as they are."""
+    """Return all groups with a taker, in the order of the graph.
+
+    `refused` says why the channels of one stay as they are.
+    """
     groups: dict[fx.Node, ChannelGroup] = {}
     joined: dict[fx.Node, list[tuple[fx.Node, int]]] = {}  # concatenations: their parts, and where these begin
     calls = Counter(str(node.target) for node in region.graph.nodes if node.op == "call_module")
@@ -184,7 +187,10 @@ def _parts(
 def _passed(
     region: Region, node: fx.Node, op: Op, operands: list[fx.Node], groups: dict[fx.Node, ChannelGroup]
 ) -> list[fx.Node]:
-    """The operands of an op whose factors are those of what it makes: of a product one of them, of a sum both."""
+    """Return the operands of an op whose factors are those of what it makes.
+
+    That is one operand of a product, and both of a sum.
+    """
     info = tensor_info(node)
     shapes: list[tuple[int, ...]] = [getattr(tensor_info(operand), "shape", ()) for operand in operands]
     if info is None:

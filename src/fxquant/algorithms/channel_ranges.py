@@ -37,7 +37,7 @@ def ranges_of(region: Region, context: Context) -> Ranges:
 
 
 def largest_of(group: ChannelGroup, ranges: Ranges) -> Tensor:
-    """The largest magnitude of each channel beside that of the widest one, in any of a group's tensors that was seen.
+    """Return each channel's largest magnitude beside that of the widest one, in any tensor of a group that was seen.
 
     A mean may be small where what it is the mean of is not: both have to fit their grid after they are scaled.
     """

@@ -43,7 +43,10 @@ def watch_grams(ops: Iterable[WeightedOp]) -> list[Watched]:
 
 
 def grams(region: Region, ops: Iterable[WeightedOp]) -> list[tuple[WeightedOp, Gram]]:
-    """The first call of each module, with what was seen of the inputs of all its calls. Fixed weights are left out."""
+    """Return the first call of each module, with what was seen of the inputs of all its calls.
+
+    Fixed weights are left out.
+    """
     found: dict[nn.Module, tuple[WeightedOp, Gram]] = {}
     for op in ops:
         watcher = seen(region, op.tensor, patches_of(op))

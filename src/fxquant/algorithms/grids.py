@@ -60,7 +60,7 @@ class Grids:
         return x
 
     def straight_through(self, quantizer: FakeQuant, x: Tensor, factor: Tensor | None = None) -> Tensor:
-        """The same with gradients, for x and for a factor of the scale."""
+        """Return the same with gradients, for x and for a factor of the scale."""
         spec = quantizer.spec
         if quantizer.name in self.found:
             scale, zero_point = self.found[quantizer.name]

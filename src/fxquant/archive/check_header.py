@@ -74,7 +74,10 @@ def check_path(path: str) -> None:
 
 
 def reads_as_itself(name: str) -> bool:
-    """Whether Python's source reads a name as it is written: of letters that look alike, it takes the plain one."""
+    """Tell whether Python's source reads a name as it is written.
+
+    Of letters that look alike, it takes the plain one.
+    """
     return unicodedata.normalize("NFKC", name) == name
 
 

@@ -55,7 +55,10 @@ def is_python(node: fx.Node) -> bool:
 
 
 def leaves_of(value: object) -> list[object]:
-    """What is inside of containers, ends of slices included; an ArchiveError if it is more than they may hold."""
+    """Return what is inside of containers, ends of slices included.
+
+    It is an ArchiveError if that is more than they may hold.
+    """
     found: list[Any] = []
     todo: list[Iterator[Any]] = [iter((value,))]
     seen = 0

@@ -230,7 +230,7 @@ def _is_number(node: fx.Node, leaves: list[object]) -> bool:
 
 
 def _listed(shape: tuple[int, ...]) -> object:
-    """What `tolist` gives of a tensor."""
+    """Return what `tolist` gives of a tensor."""
     if _product(shape) > MOST_PARTS:
         raise ArchiveError(f"it makes a list of the {_product(shape)} values of a tensor.")
     return [_listed(shape[1:]) for _ in range(shape[0])] if shape else NUMBER

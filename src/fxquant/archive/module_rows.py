@@ -37,7 +37,10 @@ def stock_class(name: str) -> type[nn.Module] | None:
 
 
 def same_class(cls: type, name: str) -> bool:
-    """Whether a class goes by a stored name. A script's classes are in `__main__`, and elsewhere if it is imported."""
+    """Tell whether a class goes by a stored name.
+
+    A script's classes are in `__main__`, and elsewhere if it is imported.
+    """
     package, own = name.removesuffix(f".{cls.__qualname__}"), cls.__module__
     return name == name_of(cls) or (name != package and "__main__" in (package, own))
 

@@ -143,7 +143,7 @@ def _build(path: str, row: Row, part: nn.Module | None, code: Code) -> nn.Module
 
 
 def _checked(path: str, row: Row, part: nn.Module) -> nn.Module:
-    """The float model's module at a path, or the form of it that was saved, if its class is the one in the row."""
+    """Return the float model's module at a path, or the saved form of it, if its class is the one in the row."""
     wanted = stock_class(row["class"])
     if type(part) in FORMS and getattr(wanted, "stands_for", None) is type(part):
         part = FORMS[type(part)](part)

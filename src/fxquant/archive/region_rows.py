@@ -45,7 +45,10 @@ def _own_functions() -> dict[str, Callable[..., object]]:
 
 
 def region_row(path: str, region: Region, graph: fx.Graph, code: Code) -> Row:
-    """The row of a region with this QDQ graph. `code` is what it may call of the user's own (code_functions.py)."""
+    """Return the row of a region with this QDQ graph.
+
+    `code` is what it may call of the user's own (code_functions.py).
+    """
     origin = origin_of(region)
     try:
         _check_calls(graph)
@@ -67,7 +70,7 @@ def region_row(path: str, region: Region, graph: fx.Graph, code: Code) -> Row:
 
 
 def build_region(row: Row, part: nn.Module | None, code: Code) -> Region:
-    """A region over the float model's module at its place, if there is one."""
+    """Return a region over the float model's module at its place, if there is one."""
     boundary = from_json(row["boundary"])
     known = stock_class(row["class"]) or nn.Module
     origin = Origin(
@@ -93,7 +96,7 @@ def build_region(row: Row, part: nn.Module | None, code: Code) -> Region:
 
 
 def _around_child(module: nn.Module) -> nn.Module:
-    """The module without its tensors, which are its child's (see Origin.flat)."""
+    """Return the module without its tensors, which are its child's (see Origin.flat)."""
     shell = module.__class__.__new__(module.__class__)
     shell.__dict__.update(module.__dict__)
     shell.__dict__.update(_parameters={}, _buffers={}, _modules={}, _non_persistent_buffers_set=set())
@@ -128,7 +131,7 @@ def _check_calls(graph: fx.Graph) -> None:
 
 
 def check_references(path: str, region: Region) -> None:
-    """What a graph calls has to be a module, and what it reads a tensor, of the region.
+    """Raise unless what a graph calls is a module, and what it reads a tensor, of the region.
 
     fx writes `self.conv(x)`, so a module must not go by the name of a method (`to_folder`), which would be called.
     """
@@ -156,14 +159,14 @@ def check_references(path: str, region: Region) -> None:
 
 
 def _check_self(where: str, region: Region, node: fx.Node) -> None:
-    """The module itself is for functions that run its code, and for nothing else."""
+    """Raise where a graph reads the module itself for anything but functions that run its code."""
     known = (run_forward, *code_of(region))
     if origin_of(region).user_class is nn.Module or not all(user.target in known for user in node.users):
         raise ArchiveError(f"{where}: the graph reads the module itself.")
 
 
 def code_of(region: Region) -> list[object]:
-    """What a graph calls besides the functions of the language and our own."""
+    """Return what a graph calls besides the functions of the language and our own."""
     named = {node.target for node in region.graph.nodes if node.op == "call_function"}
     return [each for each in named if each not in functions().values() and each not in _OWN and not _is_op(each)]
 
@@ -173,7 +176,7 @@ def _is_op(function: object) -> bool:
 
 
 def _is_hidden(root: nn.Module, path: str) -> bool:
-    """Whether a step of a path reads as an attribute of the module's own, not as its child or tensor."""
+    """Tell whether a step of a path reads as an attribute of the module's own, not as its child or tensor."""
     owner: nn.Module | None = root
     for step in path.split("."):
         if owner is None or step in owner.__dict__ or hasattr(type(owner), step):

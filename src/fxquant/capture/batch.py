@@ -32,14 +32,17 @@ def batch_size(values: object) -> int | None:
 
 
 def double_batch(values: T) -> T:
-    """The same values with tensors twice as long, where their first size is the batch size."""
+    """Return the same values with tensors twice as long, where their first size is the batch size."""
     size = batch_size(values)
     made: T = values if size is None else _double(values, size, set())
     return made
 
 
 def larger(values: Example) -> Iterator[Example]:
-    """The same call with twice the batch: tensors of that first size, and lists of that length, all or one of them."""
+    """Return the same call with twice the batch.
+
+    Tensors of that first size and lists of that length are twice as long: all, or one of them.
+    """
     sizes = [int(t.shape[0]) for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor) and t.dim()]
     lists = list(_lists(values))
     for size in dict.fromkeys((*(len(found) for found in lists), *sizes[:1])):
@@ -68,7 +71,7 @@ def _double(value: Any, size: int, lists: set[int]) -> Any:
 
 
 def fewer(model: nn.Module, values: Example) -> Iterator[Example]:
-    """The same call without one of its optional arguments, or without one entry of a dict."""
+    """Return the same call without one of its optional arguments, or without one entry of a dict."""
     args, kwargs = values
     for index, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
         if parameter.default is parameter.empty:

@@ -60,7 +60,7 @@ def _cuda_devices(model: nn.Module) -> list[int]:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module, really: bool = True) -> Iterator[None]:
-    """In eval mode; the modes of all modules come back at the end."""
+    """Put a model in eval mode; the modes of all modules come back at the end."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         if really:
@@ -86,7 +86,7 @@ def call(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object
 
 @contextlib.contextmanager
 def trying() -> Iterator[None]:
-    """For runs that may well fail: neither warnings, nor the graph that torch prints, reach the user."""
+    """Keep from the user what runs that may well fail print: warnings, and the graph that torch shows."""
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

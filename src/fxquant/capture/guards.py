@@ -126,7 +126,7 @@ def check_key(container: Container[object], name: str, key: object, present: boo
 
 
 def pack(leaves: list[object], structure: str) -> object:
-    """The inverse of `unpack`, for outputs in containers that are neither tuples, lists, dicts nor dataclasses."""
+    """Undo `unpack`, for outputs in containers that are neither tuples, lists, dicts nor dataclasses."""
     return pytree.tree_unflatten(leaves, _load_structure(structure))
 
 
@@ -150,7 +150,10 @@ def check_sizes(tensors: tuple[torch.Tensor, ...], names: tuple[str, ...], condi
 
 
 def read_now(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as it is at this place of a graph: what is done to tensors where they are made is no use for it."""
+    """Return a tensor as it is at this place of a graph.
+
+    What is done to tensors where they are made is no use for it.
+    """
     return tensor
 
 

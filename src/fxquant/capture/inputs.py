@@ -51,7 +51,10 @@ def bind(
     kwargs: Mapping[str, object],
     concrete: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[Slot, ...]:
-    """The slots for a call with these example inputs. `concrete` values are given as well, and become defaults."""
+    """Return the slots for a call with these example inputs.
+
+    `concrete` values are given as well, and become defaults.
+    """
     signature = signature_of(model)
     kwargs = {**kwargs, **concrete}
     try:
@@ -79,7 +82,10 @@ def bind(
 
 
 def bind_defaults(model: nn.Module) -> tuple[Slot, ...]:
-    """The slots when there is no example: parameters without a default are tensors, the others stay at theirs."""
+    """Return the slots when there is no example.
+
+    Parameters without a default are tensors, the others stay at theirs.
+    """
     required = {
         name: torch.empty(0)
         for name, p in signature_of(model).parameters.items()

@@ -121,7 +121,7 @@ def reason(error: BaseException) -> str:
 
 
 def reason_in_graph(error: BaseException) -> str:
-    """The same, without what torch.fx adds about the graph that was running."""
+    """Return the same, without what torch.fx adds about the graph that was running."""
     return _short(str(error).partition("While executing %")[0]) or type(error).__name__
 
 

@@ -37,7 +37,10 @@ def disable_fake_quant(mod: nn.Module) -> None:
 
 
 def get_observer_state_dict(mod: nn.Module) -> dict[str, object]:
-    """What calibration found: the part of the state_dict that belongs to quantizers, and to what algorithms watched."""
+    """Return what calibration found.
+
+    That is the part of the state_dict that belongs to quantizers, and to what algorithms watched.
+    """
     found = [path for path, module in mod.named_modules() if isinstance(module, (FakeQuant, Watcher))]
     prefixes = tuple(f"{path}." if path else "" for path in found)
     return {key: value for key, value in mod.state_dict().items() if prefixes and key.startswith(prefixes)}

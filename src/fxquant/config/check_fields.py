@@ -16,7 +16,7 @@ _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 def check_fields(value: object) -> None:
-    """A ConfigError about the first field that has something else. Lists will do for tuples and sets."""
+    """Raise a ConfigError about the first field that has something else. Lists will do for tuples and sets."""
     cls: type = type(value)
     for name, (holds, kind) in _fields(cls).items():
         given = getattr(value, name)
@@ -63,7 +63,7 @@ def _test(kind: object) -> Test:
 
 
 def _choices(kind: object) -> tuple[object, ...]:
-    """The values that a field may have, if it has a few."""
+    """Return the values that a field may have, if it has a few."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     found = [_choices(each) for each in get_args(kind) if get_origin(kind) in (Union, types.UnionType)]

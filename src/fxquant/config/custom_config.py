@@ -112,7 +112,7 @@ class PrepareCustomConfig:
         prepare_custom_config: PrepareCustomConfig | Mapping[str, object] | None = None,
         backend_config: object = None,
     ) -> PrepareCustomConfig:
-        """A module that is captured and quantized as one unit: one call in the graph around it.
+        """Capture and quantize a module as one unit: one call in the graph around it.
 
         Its own mapping names paths from itself on; without one the rules of the whole model hold in it. Without
         example inputs of its own it takes those that it gets in a run of the model.
@@ -129,7 +129,7 @@ class PrepareCustomConfig:
         prepare_custom_config: PrepareCustomConfig | Mapping[str, object] | None = None,
         backend_config: object = None,
     ) -> PrepareCustomConfig:
-        """The same for every module of a class."""
+        """Do the same for every module of a class."""
         entry = _standalone(qconfig_mapping, example_inputs, prepare_custom_config, backend_config)
         self.standalone_module_classes[need_module_class(module_class, "standalone_module_class")] = entry
         return self
@@ -151,7 +151,7 @@ class PrepareCustomConfig:
     def set_non_traceable_module_classes(
         self, module_classes: type[nn.Module] | list[type[nn.Module]]
     ) -> PrepareCustomConfig:
-        """The same by class; subclasses count."""
+        """Do the same by class; subclasses count."""
         classes = [module_classes] if isinstance(module_classes, type) else list(module_classes)
         self.non_traceable_module_classes = [need_module_class(cls, "non_traceable_module_class") for cls in classes]
         return self
@@ -212,7 +212,7 @@ class PrepareCustomConfig:
         )
 
     def with_standalone(self, rows: Mapping[str, list[object]]) -> PrepareCustomConfig:
-        """The same config with standalone modules that a qconfig_dict names."""
+        """Return the same config with standalone modules that a qconfig_dict names."""
         if not any(rows.values()):
             return self
         config = copy.copy(self)
@@ -282,14 +282,14 @@ def as_prepare_config(config: object) -> PrepareCustomConfig:
 
 
 def as_convert_config(config: object) -> ConvertCustomConfig:
-    """The same for `convert_fx`."""
+    """Return the same for `convert_fx`."""
     if config is None or isinstance(config, ConvertCustomConfig):
         return config or ConvertCustomConfig()
     return ConvertCustomConfig.from_dict(as_dict(config, "convert_custom_config"))
 
 
 def as_fuse_config(config: object) -> FuseCustomConfig:
-    """The same for `fuse_fx`."""
+    """Return the same for `fuse_fx`."""
     if config is None or isinstance(config, FuseCustomConfig):
         return config or FuseCustomConfig()
     return FuseCustomConfig.from_dict(as_dict(config, "fuse_custom_config"))
@@ -305,7 +305,7 @@ def as_quant_type(value: object) -> QuantType:
 
 
 def check_preserved(model: nn.Module, names: Iterable[str], caller: str) -> None:
-    """A ConfigError for a name in `preserved_attributes` that the model does not have."""
+    """Raise a ConfigError for a name in `preserved_attributes` that the model does not have."""
     for name in names:
         if not hasattr(model, name):
             known = [key for key in (*model.__dict__, *model._modules, *dir(type(model))) if not key.startswith("__")]

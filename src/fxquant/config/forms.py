@@ -21,7 +21,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def as_strings(value: str | Iterable[str]) -> list[str]:
-    """One name or several."""
+    """Return one name or several as a tuple."""
     return [value] if isinstance(value, str) else list(value)
 
 
@@ -41,7 +41,7 @@ def need_module_class(cls: object, key: str) -> type[nn.Module]:
 
 
 def need_method(cls: object, method: str, key: str) -> None:
-    """A ConfigError if a class of modules lacks a method."""
+    """Raise a ConfigError if a class of modules lacks a method."""
     need_module_class(cls, key)
     if not callable(getattr(cls, method, None)):
         raise ConfigError(

@@ -111,7 +111,7 @@ DYNAMIC = Spec(signed=False, symmetric=False, dynamic=True, observer="minmax")  
 
 
 def as_mode(qconfig: QConfig, mode: str) -> QConfig | None:
-    """The same op in another mode: float, weight_only, dynamic, or static as it is."""
+    """Return the same op in another mode: float, weight_only, dynamic, or static as it is."""
     if mode == "float":
         return None
     if mode == "weight_only":

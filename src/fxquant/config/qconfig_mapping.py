@@ -50,7 +50,7 @@ class QConfigMapping:
     set_global = _SetGlobal()
 
     def set_object_type(self, object_type: object, qconfig: object) -> QConfigMapping:
-        """For a module class, a function, a method name; a class that is no op matches everything inside it.
+        """Set the qconfig of a module class, a function, a method name. A class that is no op matches all inside it.
 
         A dotted name such as "torch.nn.Conv2d" stands for what torch has there, or had: of a function that is gone,
         "torch.nn.functional.add", the last word counts. None, for what a torch does not have, matches nothing.
@@ -59,7 +59,7 @@ class QConfigMapping:
         return self
 
     def set_module_name_regex(self, module_name_regex: str, qconfig: object) -> QConfigMapping:
-        """For paths that `re.match` the pattern; the first pattern that matches wins."""
+        """Set the qconfig of paths that `re.match` the pattern; the first pattern that matches wins."""
         try:
             re.compile(module_name_regex)
         except re.error as error:
@@ -70,14 +70,14 @@ class QConfigMapping:
         return self
 
     def set_module_name(self, module_name: str, qconfig: object) -> QConfigMapping:
-        """For a module path and everything below it, unless a longer path has a rule."""
+        """Set the qconfig of a module path and everything below it, unless a longer path has a rule."""
         self.module_name_qconfigs[module_name] = as_qconfig(qconfig)
         return self
 
     def set_module_name_object_type_order(
         self, module_name: str, object_type: object, index: int, qconfig: object
     ) -> QConfigMapping:
-        """For the `index`-th op of a type directly inside a module."""
+        """Set the qconfig of the `index`-th op of a type directly inside a module."""
         self.module_name_object_type_order_qconfigs[(module_name, object_type, index)] = as_qconfig(qconfig)
         return self
 

@@ -40,7 +40,7 @@ class Site:
     is_output: bool = False
 
     def below(self, root: str) -> Site:
-        """The same place as seen from a module above it."""
+        """Return the same place as seen from a module above it."""
 
         def cut(path: str) -> str:
             return path[len(root) :].removeprefix(".")

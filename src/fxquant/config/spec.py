@@ -142,15 +142,18 @@ class Spec:
         return torch.int16 if self.signed else torch.uint16
 
     def trained(self) -> Spec:
-        """The same spec for training: straight through the rounding, unless it says how. Dynamic ones stay."""
+        """Return the same spec for training: straight through the rounding, unless it says how. Dynamic ones stay."""
         return self if self.dynamic or self.learn is not None else self.with_(learn="ste")
 
     def stored(self) -> Spec:
-        """The same spec as a plain value: how the range was found by code of the user's does not matter any more."""
+        """Return the same spec as a plain value.
+
+        How the range was found by code of the user's does not matter any more.
+        """
         return self if self.factory is None else self.with_(observer="minmax", factory=None)
 
     def with_(self, **changes: Any) -> Spec:
-        """The same spec with some fields changed."""
+        """Return the same spec with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def __str__(self) -> str:

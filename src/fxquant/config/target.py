@@ -99,7 +99,7 @@ class Target:
                 raise ConfigError(f"Target {self.name!r}: the range of {kind} is {ends!r:.80}. Give [low, high].")
 
     def _check_defaults(self) -> None:
-        """The default specs have to be among those that are allowed."""
+        """Raise unless the default specs are among those that are allowed."""
         for field_, grids, spec in (
             ("activation", self.activations, self.activation),
             ("weight", self.weights, self.weight),

@@ -82,7 +82,7 @@ def _place_for(output: Path) -> Path:
 
 
 def forecast_by_name(model: str, target: str, shapes: list[str]) -> Forecast:
-    """Where the ops of `model()` will run, for inputs of the given shapes."""
+    """Tell where the ops of `model()` will run, for inputs of the given shapes."""
     made, inputs = find_named(model, "--model")(), []
     for text in shapes:
         try:
@@ -93,7 +93,7 @@ def forecast_by_name(model: str, target: str, shapes: list[str]) -> Forecast:
 
 
 def describe(report: Json) -> str:
-    """One line about a quantized model."""
+    """Return one line about a quantized model."""
     accuracy = report.get("accuracy")
     if (summary := report.get("summary")) is not None:
         scores = "" if accuracy is None else f" {accuracy['quantized']:.6g}, float {accuracy['float']:.6g}."

@@ -123,7 +123,10 @@ def _unique(values: Iterable[object]) -> list[object]:
 
 
 def recipes_of(conf: Conf, rules: QConfigMapping, objective: str) -> tuple[Plan, ...]:
-    """The plans that lists of values span, what the rules say first; without lists, those that tuning tries anyway."""
+    """Return the plans that lists of values span, what the rules say first.
+
+    Without lists, those that tuning tries anyway.
+    """
     asked = conf.quantization
     wishes = [asked.model_wise, *(asked.op_wise[name] for name in (DEFAULT,) if name in asked.op_wise)]
     activation: dict[str, list[Any]] = {}

@@ -60,7 +60,7 @@ def compare(expected: object, found: object, nudged: Callable[[], object], engin
 
 
 def _run_nudged(graph: nn.Module, example: dict[str, object]) -> object:
-    """The result on inputs and weights that are both nudged: a grid may take in what changes in the inputs."""
+    """Return the result on inputs and weights that are both nudged: a grid may take in what changes in the inputs."""
     grids = {id(module) for module in graph.modules() if isinstance(module, Grid)}  # steps stay where they are
     tensors = {
         join_path(path, name): nudge(tensor)

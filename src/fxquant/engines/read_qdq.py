@@ -133,7 +133,7 @@ def weight_path(region: Region, weight: object) -> str | None:
 
 
 def _kernel_weight(region: Region, weight: object, axis: int) -> QuantizedWeight | None:
-    """The same, if it is symmetric int8 per output channel, used in float32."""
+    """Return the same, if it is symmetric int8 per output channel, used in float32."""
     holder = weight_holder(region, weight)
     if holder is None or not isinstance(weight, fx.Node) or weight.kwargs or holder.spec.dtype != torch.int8:
         return None

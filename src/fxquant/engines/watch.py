@@ -102,7 +102,10 @@ def watch(region: Region) -> Watch:
 
 
 def _is_steady(module: nn.Module) -> bool:
-    """Whether a module does the same in train mode: those of torch do, but for norms that count and for dropout."""
+    """Tell whether a module does the same in train mode.
+
+    Those of torch do, but for norms that count and for dropout.
+    """
     if isinstance(module, (_NormBase, _DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)):
         return False
     return type(module).__module__.startswith("torch.nn.modules.")

@@ -15,7 +15,10 @@ from fxquant.passes.fill_grids import fill_grids
 
 
 def reference_of(model: nn.Module, caller: str) -> nn.Module:
-    """A model that shares the tensors of `model` and runs its QDQ graph, with numbers in it. `model` is not changed."""
+    """Return a model that shares the tensors of `model` and runs its QDQ graph, with numbers in it.
+
+    `model` is not changed.
+    """
     found = list(regions(model))
     wrong = next((stage_of(region) for _, region in found if stage_of(region) is not Stage.CONVERTED), None)
     if wrong is not None or not found:

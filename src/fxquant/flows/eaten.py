@@ -35,7 +35,7 @@ class Eaten:
 
 
 def find_eaten(prepared: nn.Module, decided: nn.Module) -> list[Eaten]:
-    """In a calibrated model, and the same decided for a target."""
+    """Find them in a calibrated model, and the same decided for a target."""
     kept = dict(regions(prepared))
     return [each for path, region in regions(decided) for each in _in_region(kept[path], region)]
 

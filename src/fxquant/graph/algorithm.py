@@ -59,7 +59,10 @@ class Algorithm:
         """Rewrite the float graph in place. Batch norms are folded, and calls carry the rule that won (`choice_of`)."""
 
     def watch(self, region: Region, context: Context) -> Iterable[Watched]:
-        """What calibration is to keep. `region` is a copy that is decided for the target of the context, with Notes."""
+        """Return what calibration is to keep.
+
+        `region` is a copy that is decided for the target of the context, with Notes.
+        """
         return ()
 
     def adapt(self, region: Region, context: Context) -> None:

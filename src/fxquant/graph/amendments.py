@@ -38,7 +38,7 @@ class Amendments:
     grids: Mapping[Place, Regridded] = field(default_factory=dict)
 
     def saying(self, more: str) -> Amendments:
-        """The same, with more to every reason."""
+        """Return the same, with more to every reason."""
         return Amendments(
             lifts={place: replace(each, why=each.why + more) for place, each in self.lifts.items()},
             grids={place: replace(each, why=each.why + more) for place, each in self.grids.items()},

@@ -45,11 +45,11 @@ def split_move(
 
 
 def cast_halves(values: Values, target: torch.dtype) -> Values:
-    """The same with tensors of half precision in another dtype."""
+    """Return the same with tensors of half precision in another dtype."""
     return cast(cast(values, torch.bfloat16, target), torch.float16, target)
 
 
 def cast(values: Values, source: torch.dtype, target: torch.dtype) -> Values:
-    """The same with tensors of one dtype in another."""
+    """Return the same with tensors of one dtype in another."""
     made: Values = pytree.tree_map_only(Tensor, lambda x: x.to(target) if x.dtype == source else x, values)
     return made

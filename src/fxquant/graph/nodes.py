@@ -66,7 +66,10 @@ def only_user(node: fx.Node) -> fx.Node | None:
 
 
 def last_input(node: fx.Node) -> fx.Node:
-    """The node to insert after, for something that reads `node`: placeholders stay together at the top of a graph."""
+    """Return the node to insert after, for something that reads `node`.
+
+    Placeholders stay together at the top of a graph.
+    """
     while node.op == "placeholder" and node.next.op == "placeholder":
         node = node.next
     return node

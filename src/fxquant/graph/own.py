@@ -153,7 +153,10 @@ class _Copier:
         return made
 
     def _is_plain(self, cls: type) -> bool:
-        """Whether `cls.__new__` and the attributes make up a copy: an object of Python code that says nothing else."""
+        """Tell whether `cls.__new__` and the attributes make up a copy.
+
+        They do for an object of Python code that says nothing else.
+        """
         if cls is types.SimpleNamespace:
             return True
         if is_foreign(cls.__module__) or not cls.__dictoffset__:

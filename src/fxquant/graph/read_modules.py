@@ -42,7 +42,10 @@ class ReadModules:
 
 
 def _way(region: nn.Module, path: str) -> Iterator[tuple[dict[str, nn.Module | None], str, nn.Module]]:
-    """The children that a path leads through: (table, name, child). It may end at a tensor, or in a plain object."""
+    """Return the children that a path leads through: (table, name, child).
+
+    It may end at a tensor, or in a plain object.
+    """
     parent = region
     for step in path.split("."):
         child = parent._modules.get(step)

@@ -260,7 +260,7 @@ def _seen_by_tracers(forward: Callable[..., object]) -> Callable[..., object]:
 
 
 def _after_load(region: Region, incompatible_keys: object) -> None:
-    """A state_dict was loaded into a region and all that is in it."""
+    """Renew what was made of numbers: a state_dict was loaded into a region and all that is in it."""
     lowering = region._region.lowering
     if lowering is not None and lowering.filled is not None:
         lowering.filled.keep_up(region)
@@ -269,7 +269,10 @@ def _after_load(region: Region, incompatible_keys: object) -> None:
 
 
 def _is_own(region: Region, name: str) -> bool:
-    """Whether a child is one that the user's model does not have: observers, grids, which nothing calls, kernels."""
+    """Tell whether a child is one that the user's model does not have.
+
+    Those are observers, grids, which nothing calls, and kernels.
+    """
     preparation = region._region.preparation
     paths = (preparation.quantizer_path, preparation.statistics_path, kernel_path_of(region))
     return name in paths or type(region._modules[name]) is nn.Module

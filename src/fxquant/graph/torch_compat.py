@@ -73,8 +73,9 @@ def in_plain_ops(target: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def interpreted(text: str, name: str = "replay") -> Callable[..., object] | None:
-    """A function that torch's C++ interpreter runs, from the text of its graph; None if torch has none, or refuses.
+    """Return a function that torch's C++ interpreter runs, from the text of its graph.
 
+    None if torch has no interpreter, or refuses.
     One that is to be saved has a `name` that begins with `__torch__.`.
     """
     try:
@@ -131,7 +132,7 @@ def on_plain_sizes(function: _Function) -> _Function:
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """A context that torch.jit.trace does not see: sizes are plain numbers in it."""
+    """Return a context that torch.jit.trace does not see: sizes are plain numbers in it."""
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
@@ -201,7 +202,7 @@ def autocasting() -> list[str]:
 
 @contextlib.contextmanager
 def without_autocast(devices: Sequence[str]) -> Iterator[None]:
-    """A context in which ops on these devices run as they are written."""
+    """Return a context in which ops on these devices run as they are written."""
     with contextlib.ExitStack() as stack:
         for device in devices:
             stack.enter_context(torch.autocast(device, enabled=False))

@@ -94,7 +94,7 @@ def trees(model: nn.Module) -> dict[str, Tree]:
 
 
 def all_left(model: nn.Module) -> tuple[Left, ...]:
-    """What was left in float in a model and in the parts of it that were captured by themselves, by full path."""
+    """Return what was left in float in a model, and in parts of it that were captured by themselves, by full path."""
     return tuple(
         replace(left, path=join_path(path, left.path)) for path, tree in trees(model).items() for left in tree.left
     )

@@ -61,7 +61,7 @@ class Forecast(Shown):
         return tuple(row for row in self.rows if not row.on_device)
 
     def summary(self) -> str:
-        """One line."""
+        """Return one line."""
         there = len(self.rows) - len(self.refused)
         why = ", ".join(f"{count} by {rule}" for rule, count in Counter(row.rule for row in self.refused).most_common())
         return f"target {self.target}: {there} of {len(self.rows)} ops on the device" + (
@@ -69,7 +69,7 @@ class Forecast(Shown):
         )
 
     def to_json(self) -> str:
-        """The same as JSON."""
+        """Return the same as JSON."""
         return json.dumps({"target": self.target, "ops": [asdict(row) for row in self.rows]}, indent=1)
 
     def table(self) -> Table:
@@ -93,7 +93,7 @@ def forecast(
     qconfig_mapping: object = None,
     example_kwargs: Mapping[str, object] | None = None,
 ) -> Forecast:
-    """Where each op of a float model will run on a target, with the target's own qconfig or other rules.
+    """Tell where each op of a float model will run on a target, with the target's own qconfig or other rules.
 
     The model is captured with the example inputs, whose values do not matter. It is not changed.
 

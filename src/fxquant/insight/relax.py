@@ -58,7 +58,7 @@ def kernels(sides: Sides) -> dict[Kernel, list[fx.Node]]:
 
 
 def with_followers(sides: Sides, floating: frozenset[Kernel]) -> frozenset[Kernel]:
-    """The same with the ops that are int8 only between int8 kernels, where there is a float one beside them now."""
+    """Add the ops that are int8 only between int8 kernels, where there is a float one beside them now."""
     every = kernels(sides)
     owner = {(kernel[0], node): kernel for kernel, nodes in every.items() for node in nodes}
     sources: dict[Kernel, set[Kernel | None]] = {kernel: set() for kernel in every}
@@ -108,7 +108,10 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def output_sqnr(sides: Sides, data: Iterable[object], change: Change, wanted: Sequence[object] | None = None) -> float:
-    """How close the outputs are to the float model's with a change, in dB; `wanted` are those, if they are known."""
+    """Tell how close the outputs are to the float model's with a change, in dB.
+
+    `wanted` are those, if they are known.
+    """
     errors, data = Errors(), list(data)
     wanted = float_outputs(sides, data) if wanted is None else wanted
     with torch.no_grad(), changed(sides, change):

@@ -6,7 +6,10 @@ from torch import Tensor, nn
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """An `nn.Linear` that holds these very tensors; a slice of a parameter becomes one that shares its memory."""
+    """Return an `nn.Linear` that holds these very tensors.
+
+    A slice of a parameter becomes one that shares its memory.
+    """
     outputs, inputs = weight.shape
     linear = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
     linear.weight = _parameter(weight)

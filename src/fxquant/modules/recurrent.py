@@ -86,7 +86,7 @@ class _Recurrent(nn.Module):
         return output, self._result(states)
 
     def remark(self) -> str:
-        """What `explain` says of a converted layer, if anything."""
+        """Return what `explain` says of a converted layer, if anything."""
         steps = [part.step for part in self.modules() if isinstance(part, Direction)]
         if any(map(runs_step_by_step, steps)):
             return "runs step by step here, slower than float. engine='native' runs all steps in one call."

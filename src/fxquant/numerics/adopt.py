@@ -38,7 +38,7 @@ def fixed_grid(state_dict: dict[str, Tensor], prefix: str) -> Grid | None:
 
 
 def adopt_grid(method: Learned, spec: Spec, grid: Grid) -> dict[str, Tensor]:
-    """What is learned, by name, started from a fixed grid."""
+    """Return what is learned, by name, started from a fixed grid."""
     shape = tuple(grid[0].shape)
     own = {**method.parameters(shape), **method.buffers(shape)}
     method.start(own, *grid, spec)

@@ -55,7 +55,10 @@ def choose_qparams(low: Tensor, high: Tensor, spec: Spec) -> tuple[Tensor, Tenso
 
 
 def _next_power_of_two(scale: Tensor) -> Tensor:
-    """The smallest power of two >= scale, for positive normal float32: carry any mantissa bit into the exponent."""
+    """Return the smallest power of two >= scale, for positive normal float32.
+
+    Any mantissa bit is carried into the exponent.
+    """
     bits = scale.contiguous().view(torch.int32)
     return ((bits + 0x007FFFFF) & 0x7F800000).view(torch.float32)
 

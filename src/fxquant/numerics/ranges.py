@@ -42,7 +42,7 @@ def given_or_own_range(values: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
 
 
 def rows_like_scale(values: Tensor, spec: Spec) -> Tensor:
-    """The values of each channel, group or the whole tensor along the last axis, behind axes shaped like the scale."""
+    """Put the values of each channel, group or whole tensor along the last axis, behind axes shaped like the scale."""
     if spec.granularity == "per_tensor":
         return values.reshape(-1)
     if spec.granularity == "per_group":

@@ -52,7 +52,10 @@ class Seen:
 
 
 def _memory(tensor: Tensor) -> NDArray[np.uint8]:
-    """A view of all that lies in a tensor's memory, which many grids share; of the tensor alone if that is much."""
+    """Return a view of all that lies in a tensor's memory, which many grids share.
+
+    If that is much, it is one of the tensor alone.
+    """
     storage = tensor.untyped_storage()
     if storage.nbytes() > _MOST_SHARED:
         return tensor.detach().numpy()

@@ -64,7 +64,10 @@ class Statistics(nn.ModuleDict):
     """
 
     def of(self, sites: Sequence[str], kept: Spec) -> list[Observer] | None:
-        """The observers of some tensors that have this statistic; one, where it saw them all. None if one lacks."""
+        """Return the observers of some tensors that have this statistic; one, where it saw them all.
+
+        None if one lacks.
+        """
         found = [self._one(name, kept) for name in stored_at(sites, kept)]
         return None if None in found else [observer for observer in found if observer is not None]
 

@@ -77,7 +77,10 @@ def _describe(candidate: Candidate) -> str:
 
 
 def _drop_followers(candidates: dict[fx.Node, Candidate]) -> dict[fx.Node, str]:
-    """The followers that do not sit between int8 kernels, each with the reason; repeated until nothing changes."""
+    """Return the followers that do not sit between int8 kernels, each with the reason.
+
+    The search is repeated until nothing changes.
+    """
     dropped: dict[fx.Node, str] = {}
     static = {node: c for node, c in candidates.items() if c.mode == "static"}
     followers = [c for c in static.values() if c.op.role is not Role.COMPUTE]

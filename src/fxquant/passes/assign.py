@@ -114,7 +114,7 @@ def assign_quantizers(
 
 
 def _last_scaled(node: fx.Node, kept: dict[fx.Node, Candidate], groups: dict[fx.Node, fx.Node]) -> fx.Node | None:
-    """Where the values of an op leave its kernel as they are, or times a number; None inside of other groups."""
+    """Tell where the values of an op leave its kernel as they are, or times a number; None inside of other groups."""
     if node not in groups:
         return node
     tail = next((user for user in node.users if groups.get(user) is node), None)
@@ -128,7 +128,10 @@ def _shares(candidate: Candidate, target: Target) -> bool:
 def _output_ids(
     kept: dict[fx.Node, Candidate], groups: dict[fx.Node, fx.Node], target: Target, ids: _Ids
 ) -> dict[fx.Node, str]:
-    """The quantizer of each int8 node whose output an int8 kernel takes; inside a group only the last node has one."""
+    """Return the quantizer of each int8 node whose output an int8 kernel takes.
+
+    Inside a group only the last node has one.
+    """
     outputs: dict[fx.Node, str] = {}
     for node, candidate in kept.items():
         if candidate.mode != "static" or not is_float_tensor(node):

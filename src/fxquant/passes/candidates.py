@@ -219,7 +219,10 @@ def _within(spec: Spec, default: Spec) -> Spec:
 
 
 def weight_spec(op: Op, qconfig: QConfig, module: nn.Module) -> Spec | None:
-    """The weight spec for this op: axis 0 means its output channels, groups need 2-D weights that they divide."""
+    """Return the weight spec for this op.
+
+    Axis 0 means its output channels, groups need 2-D weights that they divide.
+    """
     spec = qconfig.weight
     if not isinstance(spec, Spec):
         return None

@@ -29,7 +29,7 @@ def channel_inputs(region: Region, kept: dict[fx.Node, Candidate], target: Targe
 
 
 def by_channel(spec: Spec) -> Spec:
-    """The same grid, with a scale for each channel where that is better."""
+    """Return the same grid, with a scale for each channel where that is better."""
     return spec.with_(granularity="per_channel", axis=1, observer="channels")
 
 

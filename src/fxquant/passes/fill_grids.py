@@ -126,7 +126,7 @@ class Filled:
 
 
 def _places(region: Region) -> Iterator[tuple[str, dict[str, Tensor | None], str]]:
-    """Where the numbers of a region's graph, and of those inside, are read from: (name, table of buffers, key)."""
+    """Tell where the numbers of a region's graph, and of those inside, are read from: (name, table of buffers, key)."""
     for path, module in region.named_modules():
         # not by attribute: a tracer of the model around would put proxies there
         if isinstance(module, Grid):
@@ -278,7 +278,7 @@ def _is_cast(node: object) -> bool:
 
 
 def _merge(graph: fx.Graph) -> None:
-    """A tensor that two quantizers round to the same grid is rounded once."""
+    """Round a tensor once that two quantizers round to the same grid."""
     known: dict[tuple[object, ...], fx.Node] = {}
     for node in list(graph.nodes):
         if node.target is torch_compat.QUANTIZE:
@@ -289,7 +289,7 @@ def _merge(graph: fx.Graph) -> None:
 
 
 def _join(graph: fx.Graph) -> None:
-    """Where a tensor is quantized again to the grid that it comes from, it is passed on as it is."""
+    """Pass a tensor on as it is where it is quantized again to the grid that it comes from."""
     for node in list(graph.nodes):
         if node.target is torch_compat.QUANTIZE:
             source: Any = node.args[0]

@@ -48,7 +48,7 @@ def find_groups(
 
 
 def _is_residual(add: fx.Node, source: fx.Node, candidate: Candidate) -> bool:
-    """Whether `add` is `source + other` of two tensors of one shape, neither of them exempted, with no alpha."""
+    """Tell whether `add` is `source + other` of two tensors of one shape, neither of them exempted, with no alpha."""
     if not candidate.op.adds or "alpha" in add.kwargs or len(add.args) != 2:
         return False
     operands = activation_nodes(add, candidate.op)

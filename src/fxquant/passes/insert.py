@@ -57,7 +57,10 @@ def insert(region: Region, context: Context) -> None:
 
 
 def _flags(region: Region, node: fx.Node, observe: bool, ops: OpTable) -> dict[str, Argument]:
-    """How the quantizer after a node is called. What dropout lets pass is scaled up, beyond the range, in training."""
+    """Tell how the quantizer after a node is called.
+
+    What dropout lets pass is scaled up, beyond the range, in training.
+    """
     op = ops.of_node(node, region)
     drops = op is not None and op.random
     found: dict[str, Argument] = {} if observe else {"observe": False}

@@ -39,7 +39,7 @@ def split_pools(region: Region, context: Context) -> None:
 
 
 def first_window(window: tuple[int, int], most: int) -> tuple[int, int] | None:
-    """The window of the first of two pools, both of at most `most` values and as near as can be to each other."""
+    """Return the window of the first of two pools, both of at most `most` values and as equal as can be."""
     whole = window[0] * window[1]
     pairs = itertools.product(_divisors(window[0]), _divisors(window[1]))
     fitting = [(a, b) for a, b in pairs if a * b <= most and whole // (a * b) <= most]

@@ -117,7 +117,10 @@ def recall(region: Region, context: Context) -> None:
 
 
 def seen(region: Region, tensor: str | tuple[str, ...], statistic: Statistic) -> Watcher | None:
-    """What calibration kept of a tensor for an algorithm; None if it was not watched, or nothing was calibrated."""
+    """Return what calibration kept of a tensor for an algorithm.
+
+    None if it was not watched, or nothing was calibrated.
+    """
     path = preparation_of(region).statistics_path
     found = find_module(region, f"{path}.{'_and_'.join(_names(tensor))}_{statistic.label}") if path else None
     return found if isinstance(found, Watcher) else None

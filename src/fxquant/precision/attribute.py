@@ -109,7 +109,7 @@ def _noise(site: _Site) -> Noise:
 
 @torch.no_grad()
 def _with(noise: Noise, site: _Site, grids: Mapping[str, Rounds]) -> Noise:
-    """The noise of a site on other grids as well."""
+    """Return the noise of a site on other grids as well."""
     by_grid, own = dict(noise.by_grid), dict(noise.own)
     for name, rounds in grids.items():
         by_grid[name], energy = 0.0, 0.0
@@ -186,7 +186,7 @@ class _Probe(torch.autograd.Function):
 
 
 def _moved(before: Tensor | None, grad: Tensor, lost: Tensor, rows: int | None) -> Tensor:
-    """What a rounding moves the loss by, of each sample where the tensor has a row for each, added to what was before.
+    """Add what a rounding moves the loss by, of each sample where the tensor has a row for each, to what was before.
 
     Without `rows`, any row is one by itself.
     """

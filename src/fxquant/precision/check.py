@@ -72,7 +72,7 @@ class Check(Shown):
         return min((row.cosine for row in self.compared), default=math.nan)
 
     def summary(self) -> str:
-        """One line."""
+        """Return one line."""
         if not self.compared:
             return f"not passed: no floating output could be compared over {self.batches} batches"
         word = "passed" if self.passed else "NOT PASSED"

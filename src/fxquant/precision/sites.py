@@ -118,7 +118,7 @@ def find_sites(
 
 
 def _worst(noise: Mapping[str, Noise], found: Mapping[str, tuple[nn.Module, Site]]) -> list[str]:
-    """The activations of which other grids are tried."""
+    """Return the activations of which other grids are tried."""
     known = _is_known(noise)
     own = {name: _of(each, known)[NOW] for name, each in noise.items()}
     least = MATTERS * sum(own.values())

@@ -125,7 +125,7 @@ def _choose(
     slower: float,
     dynamic: bool,
 ) -> list[Site]:
-    """The sites to lift: by worth until little enough is left, then without those that are not needed for that.
+    """Return the sites to lift: by worth until little enough is left, then without those that are not needed for that.
 
     `added` tells the time that lifting some adds.
     """

@@ -25,7 +25,7 @@ from fxquant.tables.explanation import Explanation, Row
 
 
 def explain(model: nn.Module) -> Explanation:
-    """What was decided for each node of a prepared or converted model, and for each module outside of its graphs.
+    """Tell what was decided for each node of a prepared or converted model, and for each module outside of its graphs.
 
     Of a prepared model it shows what `convert_fx` will decide for the target given to `prepare_fx`, or else for onednn.
 
@@ -86,7 +86,7 @@ def _as_run(model: nn.Module) -> Iterator[tuple[str, Region]]:
 
 
 def _say_outside(region: Region, reasons: Mapping[str, str]) -> None:
-    """Where native code is left for an op that it has no kernel for, the Decision says so."""
+    """Say in the Decision of an op where native code is left for it, since it has no kernel."""
     for node in region.graph.nodes:
         decision = decision_of(node)
         if decision is not None and node.name in reasons:

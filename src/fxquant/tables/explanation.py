@@ -86,7 +86,7 @@ class Explanation(Shown):
         return quantized / every if every else 1.0
 
     def table(self, *, only: str | None = None) -> Table:
-        """The rows as a rich table, what is in float first. `only="float"`, or another status, shows those alone.
+        """Return the rows as a rich table, those in float first. `only="float"`, or another status, shows those alone.
 
         What several rows give as a reason is written once, below the table.
         """
@@ -123,7 +123,7 @@ class Explanation(Shown):
         return table
 
     def summary(self) -> str:
-        """One line."""
+        """Return one line."""
         counts = ", ".join(f"{count} {status}" for status, count in sorted(self.counts().items()))
         quantized, every = self.weighted()
         share = f"{quantized} of {every} weighted ops quantized ({self.int8_share:.0%})"

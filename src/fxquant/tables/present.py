@@ -53,7 +53,7 @@ class Shown(abc.ABC):
 
 
 def finite(value: object, *, digits: int = 17) -> object:
-    """The same with None for what JSON has no number for, and numbers of so many digits."""
+    """Return the same with None for what JSON has no number for, and numbers of so many digits."""
     if isinstance(value, float):
         return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -65,7 +65,7 @@ class Profile(Shown):
         return sum(row.macs for row in self.rows) / (self.milliseconds * 1e6 * self.peak) if self.milliseconds else 0.0
 
     def to_json(self) -> str:
-        """The same as text for other programs."""
+        """Return the same as text for other programs."""
         return json.dumps({"machine": self.machine, "peak": self.peak, "rows": [asdict(row) for row in self.rows]})
 
     def table(self) -> Table:

@@ -37,7 +37,7 @@ class Backend:
     dtypes: tuple[tuple[Any, Any], ...]
 
     def check(self, mapping: QConfigMapping) -> None:
-        """A ConfigError for a static qconfig of weighted ops that no entry of the backend allows."""
+        """Raise a ConfigError for a static qconfig of weighted ops that no entry of the backend allows."""
         types = mapping.object_type_qconfigs
         others = [qconfig for object_type, qconfig in types.items() if self._is_without_weight(object_type)]
         for qconfig in mapping.qconfigs():
@@ -119,7 +119,10 @@ def _is_single(entry: object) -> bool:
 
 
 def _ops(entry: object) -> Iterator[Op]:
-    """The ops of a pattern, the weighted one first. Those of torch that the op table does not have stay in float."""
+    """Return the ops of a pattern, the weighted one first.
+
+    Those of torch that the op table does not have stay in float.
+    """
     pattern = _pattern(entry)
     found = []
     for part in pattern if isinstance(pattern, tuple) else (pattern,):

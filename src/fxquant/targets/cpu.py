@@ -27,7 +27,7 @@ class Cpu:
 
 @functools.cache
 def cpu() -> Cpu:
-    """The facts of this machine, from torch where it knows them and from the kernel's list of flags otherwise."""
+    """Return the facts of this machine, from torch where it knows them, else from the kernel's list of flags."""
     flags = _flags()
     return Cpu(
         avx2=_asked("_is_avx2_supported", "avx2" in flags),

@@ -23,7 +23,10 @@ _TAILS = frozenset(("relu", "clamp", "leaky_relu", "hardswish", "hardsigmoid", "
 
 
 def x86(*, vnni: bool | None = None, name: str = "x86") -> Target:
-    """The target of the default engine on this machine, or for one with or without VNNI. AMX has VNNI's grids."""
+    """Return the target of the default engine on this machine, or for one with or without VNNI.
+
+    AMX has VNNI's grids.
+    """
     limits = None if ((cpu().vnni or makes_code()) if vnni is None else vnni) else (-64, 64)
     return Target(
         name=name,

@@ -35,7 +35,7 @@ class Plan:
     lift: tuple[tuple[str, str, Lift], ...] = ()
 
     def lifted(self, units: Mapping[tuple[str, str], Lift]) -> Plan:
-        """The same plan with these ops lifted, and no others."""
+        """Return the same plan with these ops lifted, and no others."""
         rows = sorted((path, kind, mode) for (path, kind), mode in units.items())
         return dataclasses.replace(self, lift=tuple(rows))
 
@@ -51,7 +51,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, given: Json) -> Plan:
-        """What `to_json` gave."""
+        """Return what `to_json` gave."""
         return cls(
             mode=given.get("mode"),
             activation=tuple(sorted(given.get("activation", {}).items())),
@@ -104,7 +104,10 @@ def _changed(qconfig: QConfig, activation: dict[str, object], weight: dict[str, 
 
 
 def watching_all(source: object) -> object:
-    """The user's rules with histograms where they ask for extremes: then any search for a range is free later on."""
+    """Return the user's rules with histograms where they ask for extremes.
+
+    Then any search for a range is free later on.
+    """
 
     def watch(qconfig: QConfig | None) -> QConfig | None:
         if qconfig is None or not isinstance(qconfig.activation, Spec) or qconfig.activation.observer != "minmax":

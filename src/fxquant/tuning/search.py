@@ -79,7 +79,10 @@ class Loop:
 
 
 def confirm(work: Work, journal: Journal, trial: Trial) -> Trial:
-    """The trial with the whole evaluation, where it was stopped early; from the journal, if it was done before."""
+    """Return the trial with the whole evaluation, where it was stopped early.
+
+    From the journal, if it was done before.
+    """
     if trial.complete:
         return trial
     before = journal.by_plan("whole").get(trial.plan.key)

@@ -74,7 +74,7 @@ class Sensitivity(Shown):
         return len(self.rows)
 
     def to_json(self) -> str:
-        """One object with `unit`, `quantized`, `float` and `rows`."""
+        """Return one object with `unit`, `quantized`, `float` and `rows`."""
         rows = [asdict(row) for row in self.rows]
         return json.dumps(
             {"unit": self.unit, "quantized": self.quantized, "float": self.float_, "rows": rows}, indent=1

@@ -57,7 +57,7 @@ class Trial:
 
     @classmethod
     def from_json(cls, given: Json) -> Trial:
-        """What `to_json` gave."""
+        """Return what `to_json` gave."""
         values = {name: value for name, value in given.items() if name in cls.__dataclass_fields__}
         return cls(**{**values, "plan": Plan.from_json(given["plan"])})
 

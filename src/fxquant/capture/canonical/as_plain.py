@@ -17,7 +17,7 @@ from fxquant.graph.given import refuse_lazy, refuse_other
 
 
 def as_plain(model: nn.Module, caller: str, *, training: bool) -> nn.Module:
-    """The model itself if it is plain, else a copy of it that is. `training` is the mode of a model whose own mode
+    """Return a model itself if it is plain, else a copy that is. `training` is the mode of a model whose own mode
     cannot be set, since exported programs refuse that."""
     refuse_other(model, caller)
     refuse_lazy(model, caller)

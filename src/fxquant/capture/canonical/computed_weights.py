@@ -53,7 +53,10 @@ class _Computed:
     sets: AliasSets
 
     def steps(self) -> set[fx.Node]:
-        """The nodes that make the value: what it is computed from, and writes to memory of these until it is read."""
+        """Return the nodes that make the value.
+
+        They are what it is computed from, and writes to memory of these until it is read.
+        """
         found, pending = {self.source}, [self.source]
         while pending:
             node = pending.pop()
@@ -122,7 +125,7 @@ def _fold(region: Region, node: fx.Node, op: Op, name: str, computed: _Computed,
 
 
 def _is_free(region: Region, owner: str, name: str, inside: set[fx.Node], reader: fx.Node) -> bool:
-    """Whether the module's own tensor of that name goes into this computation, and only by its result elsewhere."""
+    """Tell whether a module's own tensor of that name goes into this computation, and only by its result elsewhere."""
     if region.graph.find_nodes(op="call_module", target=owner):
         return False
     path = f"{owner}.{name}" if owner else name

@@ -19,7 +19,10 @@ def owns(module: nn.Module, tensors: Tensors) -> bool:
 
 
 def stock_class(stock: Stock, source: nn.Module, ops: OpTable) -> type[nn.Module]:
-    """The stock class that a user's module derives from: a BatchNorm1d may well be called on 2 or 3 dimensions."""
+    """Return the stock class that a user's module derives from.
+
+    A BatchNorm1d may well be called on 2 or 3 dimensions.
+    """
     stocks = [c for c in type(source).__mro__ if c.__module__.startswith("torch.nn") and ops.of(c) is ops.of(stock.cls)]
     return next((c for c in stocks if c in ops.of(stock.cls).modules), stock.cls)  # type: ignore[union-attr]
 

@@ -40,7 +40,7 @@ class _Rewrite(ast.NodeTransformer):
 def conditions(
     program: torch.export.ExportedProgram, arguments: dict[str, object], vals: list[torch.Tensor]
 ) -> list[Condition] | None:
-    """The conditions over the tensors among `arguments` (by parameter name, in order); None if some cannot be written.
+    """Return conditions over the tensors among `arguments` (by name, in order); None if one cannot be written.
 
     `vals` are the fake tensors of the same tensors, with a plain int wherever export fixed a size.
     """

@@ -100,7 +100,7 @@ def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def named_tensors(tree: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Those of a whole tree, each by the first path that leads to it."""
+    """Return those of a whole tree, each by the first path that leads to it."""
     seen: set[int] = set()
     for path, module in tree.named_modules():
         for name, value in own_tensors(module):

@@ -214,7 +214,7 @@ def read_as_weights(module: nn.Module, spellings: dict[str, Spelling]) -> None:
 
 
 def weight_spellings(module: nn.Module) -> dict[str, Spelling]:
-    """What `read_as_weights` was given for a module."""
+    """Return what `read_as_weights` was given for a module."""
     found: dict[str, Spelling] = module.__dict__.get(_SITES, {})
     return found
 

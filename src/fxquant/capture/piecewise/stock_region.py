@@ -36,7 +36,10 @@ def is_weighted_leaf(module: nn.Module, ops: OpTable) -> bool:
 
 
 def leaf_region(module: nn.Module, calls: list[Call], ops: OpTable) -> Region:
-    """The region of one stock module; without calls its input is taken for a float tensor (indices: embeddings)."""
+    """Return the region of one stock module.
+
+    Without calls its input is taken for a float tensor (indices: embeddings).
+    """
     inner = clone_tree(module)
     shell = type(module).__new__(type(module))
     shell.__dict__.update(inner.__dict__)

@@ -161,7 +161,7 @@ def _what_to_check(node: fx.Node, how: str) -> tuple[fx.Node, str]:
 
 
 def is_argument_of_method() -> bool:
-    """Whether the code that led to `__index__` is a call such as `torch.zeros(n)` or `x.expand(n)`, not `range(n)`."""
+    """Tell whether what led to `__index__` is a call such as `torch.zeros(n)` or `x.expand(n)`, not `range(n)`."""
     frame = sys._getframe(2)
     if sys.version_info < (3, 11):
         return False

@@ -202,8 +202,10 @@ class _Tracer(fx.Tracer):
 
 
 def _writes_to_constant(target: Target, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-    """Whether what is traced goes into a tensor that is not: `t = torch.zeros(4); t[0] = x`. In a graph it would be
-    one tensor for all calls, with what this trace wrote to it."""
+    """Tell whether what is traced goes into a tensor that is not: `t = torch.zeros(4); t[0] = x`.
+
+    A graph would have one tensor for all calls, with what this trace wrote to it.
+    """
     if isinstance(kwargs.get("out"), torch.Tensor):
         return True
     name = str(getattr(target, "__name__", target))

@@ -58,7 +58,7 @@ class Written(OpMode):
 
 @contextlib.contextmanager
 def parameters_kept(model: nn.Module) -> Iterator[None]:
-    """What calls of a model write to its parameters is undone at the end."""
+    """Undo, at the end, what calls of a model write to its parameters."""
     written = Written(model)
     try:
         with written:

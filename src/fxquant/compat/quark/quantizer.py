@@ -43,7 +43,10 @@ class ModelQuantizer:
         return calibrate(prepared.eval(), dataloader)
 
     def freeze(self, model: nn.Module) -> nn.Module:
-        """The model as it will run on the device: batch norms folded, scales fixed, shifts inside their limits."""
+        """Return the model as it will run on the device.
+
+        Its batch norms are folded, its scales fixed, its shifts inside their limits.
+        """
         return freeze(model)
 
 

@@ -43,7 +43,7 @@ class Picture:
         return int(self.image.height), int(self.image.width)
 
     def with_(self, image: object) -> Picture:
-        """The same boxes on other pixels."""
+        """Return the same boxes on other pixels."""
         return dataclasses.replace(self, image=image)
 
     def _moved(

@@ -126,7 +126,7 @@ def _pieces(low: float, straight: float, pieces: int) -> tuple[float, int]:
 
 
 def _straight_from(grid: Array, y: Array) -> float:
-    """Where the function, in steps, is above the grid or on a line for good."""
+    """Tell where the function, in steps, is above the grid or on a line for good."""
     above = y >= 255.6
     slope = (y[-1] - y[-2]) / (grid[-1] - grid[-2])
     line = np.abs(y - (y[-1] + slope * (grid - grid[-1]))) < _STRAIGHT

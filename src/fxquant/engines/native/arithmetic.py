@@ -48,7 +48,7 @@ def largest(weight: NDArray[np.int8]) -> int:
 
 
 def with_weight(made: Numbers, weight: NDArray[np.int8]) -> Numbers:
-    """The same op with some of its taps."""
+    """Return the same op with some of its taps."""
     return replace(made, weight=weight)
 
 

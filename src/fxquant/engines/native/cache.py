@@ -25,7 +25,7 @@ _LARGE = 2**20
 
 
 def default_directory() -> Path:
-    """Where object code is kept unless another place is given: in the user's cache directory."""
+    """Tell where object code is kept unless another place is given: in the user's cache directory."""
     return Path.home() / ".cache" / "fxquant" / "native"
 
 

@@ -34,7 +34,7 @@ class Group:
 
 
 def is_handed_in(node: fx.Node) -> bool:
-    """Whether a node reads integers of an input, which need not keep to their grid, and not only quantized tensors."""
+    """Tell whether a node reads integers of an input, which need not keep to their grid, beside quantized tensors."""
     waiting, seen = [node], set[fx.Node]()
     while waiting:
         found = waiting.pop()

@@ -20,7 +20,7 @@ def as_rows(reader: Reader, view: View) -> View:
 
 
 def copy_dense(reader: Reader, view: View, tight: bool = False) -> View:
-    """The same values in a new buffer, in the natural order; `tight` is as in `dense`."""
+    """Return the same values in a new buffer, in the natural order; `tight` is as in `dense`."""
     out = dense(view.dtype, view.shape, tuple(range(len(view.shape))), view.grid, view.level, tight)
     return reader.compute(lazy(view), None, view.grid, replace(out, level=view.level + view.level % 2))
 

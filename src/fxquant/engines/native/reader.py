@@ -78,7 +78,7 @@ class Reader:
     _slots: int = 0
 
     def attempt(self, make: Callable[[], Value]) -> Value:
-        """What `make` returns; if it raises Unread, all that it did is undone."""
+        """Return what `make` returns; if it raises Unread, all that it did is undone."""
         count, values = len(self.ops), dict(self.values)
         try:
             return make()
@@ -97,7 +97,10 @@ class Reader:
         return found.dims
 
     def view(self, node: object, channels: bool = False) -> View:
-        """The operand as a tensor of the program; with a scale for each channel only if `channels` asks for such."""
+        """Return the operand as a tensor of the program.
+
+        It has a scale for each channel only if `channels` asks for such.
+        """
         if not isinstance(node, fx.Node):
             raise Unread("an operand is not a tensor")
         value = self.values[node]
@@ -241,7 +244,10 @@ class Reader:
     def output(
         self, node: fx.Node | None, shape: tuple[int, ...], grid: Grid | None, like: View | None, level: int
     ) -> View:
-        """A new tensor for the output of a node: an image if its readers want one, else in the order of another."""
+        """Return a new tensor for the output of a node.
+
+        It is an image if its readers want one, else it has the order of another.
+        """
         dtype: DType = "f32" if grid is None else "u8"
         level += level % 2
         pad = self.border(node) if node is not None and grid is not None else None

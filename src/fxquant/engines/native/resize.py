@@ -72,7 +72,10 @@ def tables(y: Sums, x: Sums, row: int, pixel: int) -> NDArray[np.uint8]:
 
 
 def emit(name: str, spec: Resize, machine: Machine) -> Kernel:
-    """The kernel: `x`, `tables`, `params` (factor, zero of the input, of the output, sixteen times each), `out`."""
+    """Return the kernel.
+
+    Its arguments: `x`, `tables`, `params` (factor, zero of the input, of the output, sixteen times each), `out`.
+    """
     k = Kernel(name, ("x", "tables", "params", "out"), machine)
     ys, xs = spec.taps
     first = spec.rows * ys  # of the tables of pixels

@@ -89,7 +89,10 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _run_on_zeros(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """What a module returns, without memory, for tensors without memory. Kernels inside need some, so it is run."""
+    """Return what a module returns, without memory, for tensors without memory.
+
+    Kernels inside need some, so it is run.
+    """
 
     def zeros(x: Tensor) -> Tensor:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_()

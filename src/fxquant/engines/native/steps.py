@@ -52,7 +52,7 @@ class Steps:
         return self.bound(len(self.ops))
 
     def bound(self, index: int) -> Callable[[], None]:
-        """One op, ready to be called."""
+        """Return one op, ready to be called."""
         function: Callable[..., None] = self._functions[index]
         arena, kept, constants = (each.ctypes.data for each in (self._arena, self._kept, self.program.constants))
         slots = ctypes.addressof(self._slots)

@@ -81,5 +81,5 @@ def _of_process(process: int) -> Workers:
 
 
 def workers() -> Workers:
-    """Those of this process: threads do not go through a fork."""
+    """Return those of this process: threads do not go through a fork."""
     return _of_process(os.getpid())

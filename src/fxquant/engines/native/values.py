@@ -92,7 +92,10 @@ def stand_in(view: View) -> Tensor:
 
 
 def read_back(view: View, tensor: object) -> View | None:
-    """The view that a tensor stands for, made of `view`'s stand-in by view ops; None if it is none of one sample."""
+    """Return the view that a tensor stands for, made of `view`'s stand-in by view ops.
+
+    None if it is none of one sample.
+    """
     if not isinstance(tensor, Tensor):
         return None
     shape, strides = tuple(tensor.shape), tensor.stride()
@@ -148,7 +151,10 @@ def dense(
 def image(
     dtype: DType, shape: tuple[int, ...], pad: tuple[int, int], grid: Grid | None, level: int, tight: bool = False
 ) -> View:
-    """A new image (channels, height, width) with the channels last and a border; `tight` has no gap between pixels."""
+    """Return a new image (channels, height, width) with the channels last and a border.
+
+    `tight` has no gap between pixels.
+    """
     channels, height, width = shape
     pixel = channels if tight else round_up(channels)
     row = (width + 2 * pad[1]) * pixel
@@ -190,7 +196,7 @@ def is_image(view: View) -> bool:
 
 
 def drop_height(view: View) -> View:
-    """One row of an image as (channels, width)."""
+    """Return one row of an image as (channels, width)."""
     (channels, _, width), (c, _, w) = view.shape, view.strides
     return View(
         buffer=view.buffer,

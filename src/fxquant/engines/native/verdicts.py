@@ -14,7 +14,10 @@ Orders = list[tuple[int, ...]]
 
 
 def _name(program: Program, graph: str) -> str:
-    """A digest of code, constants and graph, with the layouts of all tensors: what a result depends on, but values."""
+    """Return a digest of what a result depends on, but for values.
+
+    That is code, constants and graph, with the layouts of all tensors.
+    """
     total = hashlib.sha256(f"{torch.__version__} {program.name} {graph}".encode())
     total.update(program.constants.data)
     return total.hexdigest()

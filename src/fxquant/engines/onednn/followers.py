@@ -152,7 +152,10 @@ def _binary(region: Region, node: fx.Node, op: Op, operands: list[fx.Node], end:
 
 
 def _steps(end: fx.Node, tail: Bounds | None) -> tuple[int, int]:
-    """The ends of a quantize node's grid, inside the bounds of a clamp before it: these and rounding change places."""
+    """Return the ends of a quantize node's grid, inside the bounds of a clamp before it.
+
+    A clamp and rounding may change places.
+    """
     least, most = end.args[3:5]
     assert isinstance(least, int) and isinstance(most, int)
     scale, zero = grid_of(end)

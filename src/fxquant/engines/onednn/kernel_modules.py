@@ -118,7 +118,7 @@ class Kernel(nn.Module):
             raise RuntimeError(f"{weight} cannot take an input of {shapes}. {error}") from error
 
     def _is_odd(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> bool:
-        """Whether the input has no elements, of which torch's kernels make other shapes, or a range without end."""
+        """Tell whether an input has no elements, of which torch's kernels make other shapes, or a range without end."""
         return not x.numel() or (grid is not None and not isinstance(grid[0], Tensor) and grid[0] != grid[0])
 
     def _in_float(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:

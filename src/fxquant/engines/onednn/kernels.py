@@ -30,7 +30,10 @@ _FEW = 4  # channels of a picture
 
 
 def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A quantized tensor's integers, sharing its storage. (`x.view(dtype)` is faster, and crashes in later ops.)"""
+    """Return a quantized tensor's integers, sharing its storage.
+
+    (`x.view(dtype)` is faster, and crashes in later ops.)
+    """
     if torch_compat.is_traced():
         return x.int_repr()
     return torch.empty(0, dtype=dtype).set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride())
@@ -62,7 +65,10 @@ def _fast(x: Tensor) -> bool:
 
 
 def _is_orderly(x: Tensor) -> bool:
-    """Whether torch's quantized tensors keep the layout. Others are made contiguous there, unlike by a float op."""
+    """Tell whether torch's quantized tensors keep the layout.
+
+    Others are made contiguous there, unlike by a float op.
+    """
     return x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
 
 
@@ -171,7 +177,10 @@ def mul(a: Tensor, a_grid: Grid, b: Tensor, b_grid: Grid, grid: Grid, relu: bool
 
 
 def _binary(kernel: Callable[..., Tensor], a: Tensor, a_grid: Grid, b: Tensor, b_grid: Grid, grid: Grid) -> Tensor:
-    """One of torch's quantized binary kernels. They are fast on operands of one shape and layout: bytes are spread."""
+    """Return one of torch's quantized binary kernels.
+
+    They are fast on operands of one shape and layout: bytes are spread.
+    """
     if not _are_alike(a, b):
         wide = torch.broadcast_tensors(a, b)
         layout = torch.channels_last if wide[0].dim() == 4 else torch.contiguous_format

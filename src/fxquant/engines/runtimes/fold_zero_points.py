@@ -91,7 +91,10 @@ def _is_symmetric(dequantize: ir.Node) -> bool:
 
 
 def _without_zero_point(graph: ir.Graph, value: ir.Value, made: dict[ir.Value, ir.Value]) -> ir.Value:
-    """A tensor that was dequantized, and perhaps moved since, on the grid that starts at zero; each is made once."""
+    """Return a tensor that was dequantized, and perhaps moved since, on the grid that starts at zero.
+
+    Each is made once.
+    """
     if value not in made:
         node = value.producer()
         assert node is not None and node.inputs[0] is not None

@@ -113,8 +113,9 @@ class RegionRunner(Runner):
     def _strides(
         self, region: Region, args: tuple[object, ...], kwargs: dict[str, object], key: Key, result: object
     ) -> tuple[tuple[int, ...], ...] | None:
-        """The layouts that Python gives the results; None if they are the runtime's. Seen once for each of the inputs'.
+        """Return the layouts that Python gives the results; None if they are the runtime's.
 
+        They are seen once for each layout of inputs.
         Runtimes know one layout of inputs. What the graph reads from others, if it looks at strides, is not theirs.
         """
         if key not in self.layouts:

@@ -108,7 +108,10 @@ def _largest(dequantize: ir.Node) -> int:
 
 
 def _most(dequantize: ir.Node) -> int:
-    """The greatest byte that the kernel sees: a Clip may hold it. Signed ones are moved 128 up by the runtimes."""
+    """Return the greatest byte that the kernel sees: a Clip may hold it.
+
+    Signed ones are moved 128 up by the runtimes.
+    """
     source = dequantize.inputs[0]
     made = source.producer() if source is not None else None
     if made is None or made.op_type != "Clip" or source is None or source.dtype != ir.DataType.UINT8:

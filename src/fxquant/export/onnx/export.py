@@ -112,7 +112,10 @@ def _write(graph: ir.Model, file: Path) -> None:
 
 
 def _data_beside(folder: Path, name: str) -> str:
-    """A name for the tensors of a large model that no file has: the model that is there goes on having its own."""
+    """Return a name for the tensors of a large model that no file has.
+
+    The model that is there goes on having its own.
+    """
     return f"{name}.data" if not (folder / f"{name}.data").exists() else f"{name}.{secrets.token_hex(4)}.data"
 
 

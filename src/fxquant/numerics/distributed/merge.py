@@ -38,7 +38,7 @@ def merge_over_ranks(watchers: Sequence[Merged]) -> None:
 
 @contextlib.contextmanager
 def merging_over_ranks(watchers: Sequence[Merged]) -> Iterator[None]:
-    """What the watchers see meanwhile, on any rank, all have seen at the end.
+    """Let all watchers have seen, at the end, what they see meanwhile on any rank.
 
     What they have seen before counts once if it is the same on all ranks: they share it, from an earlier calibration
     or a loaded state.
@@ -60,7 +60,7 @@ def merging_over_ranks(watchers: Sequence[Merged]) -> Iterator[None]:
 
 
 def _fresh(watcher: Merged) -> Merged:
-    """One of its kind that has seen nothing."""
+    """Return one of its kind that has seen nothing."""
     if isinstance(watcher, Watcher):
         return watcher.fresh()
     return make_observer(watcher.spec, watcher.name)

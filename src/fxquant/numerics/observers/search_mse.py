@@ -101,7 +101,10 @@ def _between(grid: Tensor, at: int, points: int) -> Tensor:
 
 
 def least_squares(values: Tensor, low: Tensor, high: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
-    """The range of a weight: low and high scaled by the one ratio that is best on its own values, per channel."""
+    """Return the range of a weight.
+
+    Low and high are scaled by the one ratio that is best on its own values, per channel.
+    """
     low, high = low.clamp(max=0.0), high.clamp(min=0.0)
     best_error = torch.full_like(low, torch.inf)
     best_ratio = torch.ones_like(low)

@@ -58,7 +58,7 @@ def _absolute_quantile(edges: Tensor, counts: Tensor, q: float) -> float:
 
 
 def percentile_of_rows(values: Tensor, low: Tensor, high: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
-    """The same of a weight: each channel (group, tensor) by itself, exact by sorting."""
+    """Return the same of a weight: each channel (group, tensor) by itself, exact by sorting."""
     low, high = low.clamp(max=0.0), high.clamp(min=0.0)
     rows = rows_like_scale(values, spec)
     tail = 1.0 - spec.percentile / 100.0

@@ -116,7 +116,7 @@ class StandaloneObserver(ObserverBase):
         return scale.reshape(-1), zero_point.reshape(-1).to(torch.int64)
 
     def _calculate_qparams(self, min_val: Tensor, max_val: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for a range, for subclasses that find it in another way."""
+        """Return the same for a range, for subclasses that find it in another way."""
         scale, zero_point = choose_qparams(min_val, max_val, self.spec)
         return scale.reshape(-1), zero_point.reshape(-1).to(torch.int64)
 
@@ -156,7 +156,7 @@ class SpecFactory(Spec):
 
 
 def with_factories(qconfig: QConfig) -> QConfig:
-    """The same qconfig, so that `qconfig.activation()` and `qconfig.weight()` make observers."""
+    """Return the same qconfig, so that `qconfig.activation()` and `qconfig.weight()` make observers."""
     changes: dict[str, Any] = {}
     for name in ("activation", "weight"):
         spec = getattr(qconfig, name)

@@ -28,4 +28,4 @@ class Watcher(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def fresh(self) -> Self:
-        """One of its kind that has seen nothing."""
+        """Return one of its kind that has seen nothing."""
