@@ -21,8 +21,8 @@ pytest.importorskip("llvmlite")
 from fxquant.engines.native.compiler import module_text, object_code
 from fxquant.engines.native.libraries import make_functions
 from fxquant.engines.native.machine import NEON, NEON_I8MM, Machine
+from fxquant.engines.native.placement import place
 from fxquant.engines.native.plain import plain_graph
-from fxquant.engines.native.plan import place
 from fxquant.engines.native.read import read
 
 GCC, QEMU = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64-static")
@@ -55,20 +55,20 @@ def run(model: Region, x: Tensor, directory: Path, machine: Machine) -> tuple[Te
     """What the graph returns, and what the code does."""
     graph = plain_graph(model)
     reader = read(model, graph, (x,), machine)
-    plan = place(reader.ops)
-    assert {op.level for op in plan.ops} == {0}
+    placement = place(reader.ops)
+    assert {op.level for op in placement.ops} == {0}
     (slot, made), ((node, export),) = next(iter(reader.imports.items())), reader.exports.items()
     constants = reader.constants.packed()
     (directory / "in").write_bytes(x.contiguous().numpy().tobytes())
     (directory / "constants").write_bytes(constants.tobytes())
     (directory / "main.c").write_text(MAIN)
-    text = module_text(make_functions(plan, machine), machine)
+    text = module_text(make_functions(placement, machine), machine)
     (directory / "code.o").write_bytes(object_code(text, machine, reloc="pic"))
     sizes = {
         "IN": slot,
         "IN_BYTES": made.buffer.bytes,
         "OUT_BYTES": export.view.buffer.bytes,
-        "ARENA": plan.arena,
+        "ARENA": placement.arena,
         "CONSTANTS": constants.nbytes,
         "BATCH": len(x),
     }

@@ -18,8 +18,8 @@ pytest.importorskip("llvmlite")
 from fxquant.engines.native.compiler import module_text, object_code
 from fxquant.engines.native.libraries import Libraries, make_functions
 from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
+from fxquant.engines.native.placement import place
 from fxquant.engines.native.plain import plain_graph
-from fxquant.engines.native.plan import place
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
 

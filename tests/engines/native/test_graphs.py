@@ -109,7 +109,7 @@ def test_zeros_around_an_image_are_its_border() -> None:
     reference, native = both(PaddedBetween(), x)
     assert sqnr_db(reference(x), native(x)) > 40
     (program,) = runner_of(native).programs.values()
-    assert not any(op.label.startswith("zeros") for op in program.plan.ops)
+    assert not any(op.label.startswith("zeros") for op in program.placement.ops)
 
 
 def test_factors_of_channels() -> None:

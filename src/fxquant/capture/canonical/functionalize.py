@@ -37,9 +37,9 @@ def functionalize(region: Region, ops: OpTable = OPS) -> None:
         sets = AliasSets(graph, region, ops, mutates)
         same = AliasSets(graph, region, ops, mutates, views=False)
         order = {node: i for i, node in enumerate(graph.nodes)}
-        plans = {node: _is_private(node, mutates, same if _is_view(node, ops) else sets, order) for node in mutates}
+        private = {node: _is_private(node, mutates, same if _is_view(node, ops) else sets, order) for node in mutates}
         for node in mutates:
-            _rewrite(node, region, ops, plans[node], sets)
+            _rewrite(node, region, ops, private[node], sets)
         _read_in_order(region, ops)
     for node in mutates:
         if node.op == "call_module":

@@ -64,8 +64,8 @@ def choose_tile(kernel: Point, stride: Point, rows: int, width: int, machine: Ma
 
 def _cycles(kernel: Point, stride: Point, tile: Point) -> float:
     """Return about how long a tile takes."""
-    plan = _plan(kernel, stride, tile)
-    return math.inf if plan.live > _LIVE else plan.cycles + _TILE
+    schedule = _schedule(kernel, stride, tile)
+    return math.inf if schedule.live > _LIVE else schedule.cycles + _TILE
 
 
 def block_widths(channels: int, machine: Machine) -> list[int]:
@@ -86,7 +86,7 @@ def strips(spec: Depthwise, size: int, machine: Machine) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Plan:
+class _Schedule:
     """Quads of pixels, for each the outputs that use it with the number of a variant, and the variants."""
 
     quads: list[list[Point | None]]
@@ -116,13 +116,13 @@ class _Plan:
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(kernel: Point, stride: Point, tile: Point) -> _Plan:
-    """Return the best plan of a tile."""
+def _schedule(kernel: Point, stride: Point, tile: Point) -> _Schedule:
+    """Return the best schedule of a tile."""
     rows, columns = ((tile[i] - 1) * stride[i] + kernel[i] for i in range(2))
-    return min((_uses(kernel, stride, tile, _quads(rows, columns, odd)) for odd in _ODD), key=lambda plan: plan.cycles)
+    return min((_uses(kernel, stride, tile, _quads(rows, columns, odd)) for odd in _ODD), key=lambda each: each.cycles)
 
 
-def _uses(kernel: Point, stride: Point, tile: Point, quads: list[list[Point | None]]) -> _Plan:
+def _uses(kernel: Point, stride: Point, tile: Point, quads: list[list[Point | None]]) -> _Schedule:
     (sy, sx), (ty, tx) = stride, tile
     variants: list[Variant] = []
     uses = []
@@ -136,7 +136,7 @@ def _uses(kernel: Point, stride: Point, tile: Point, quads: list[list[Point | No
                     variants.append(taps)
                 found.append((output, variants.index(taps)))
         uses.append(found)
-    return _Plan(quads=quads, uses=uses, variants=variants)
+    return _Schedule(quads=quads, uses=uses, variants=variants)
 
 
 def _tap(pixel: Point | None, y: int, x: int, kernel: Point) -> Point | None:
@@ -164,7 +164,7 @@ def _quads(rows: int, columns: int, odd: tuple[int, ...]) -> list[list[Point | N
 def emit(name: str, spec: Depthwise, machine: Machine) -> Kernel:
     """The kernel: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
     k = Kernel(name, ("x", "weights", "params", "out", "other"), machine.for_pairs(spec.pairs))
-    plan = _plan(spec.kernel, spec.stride, spec.tile)
+    schedule = _schedule(spec.kernel, spec.stride, spec.tile)
     ty, _ = spec.tile
 
     def rows(y: str) -> None:
@@ -176,25 +176,27 @@ def emit(name: str, spec: Depthwise, machine: Machine) -> Kernel:
 
         def chunk(low: str) -> None:
             high = k.call("llvm.smin.i64", k.add(low, _CHUNK), str(spec.width))
-            _channels(k, spec, plan, (x, out, other), (low, high))
+            _channels(k, spec, schedule, (x, out, other), (low, high))
 
         if spec.in_pixel % LINE and spec.channels > machine.width:
             k.each(0, spec.width, chunk, _CHUNK)
         else:
-            _channels(k, spec, plan, (x, out, other), ("0", str(spec.width)))
+            _channels(k, spec, schedule, (x, out, other), ("0", str(spec.width)))
 
     k.each("%y0", "%y1", rows, ty)
     return k
 
 
-def _channels(k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, str], columns: tuple[str, str]) -> None:
+def _channels(
+    k: Kernel, spec: Depthwise, schedule: _Schedule, bases: tuple[str, str, str], columns: tuple[str, str]
+) -> None:
     widths = block_widths(spec.channels, k.machine)
     done = weights_at = before = 0
     params_at = HEADER_BYTES
     out_bytes, other_bytes = spec.finish.out_bytes, 4 if spec.finish.other == "f32" else 1
     for size in dict.fromkeys(widths):
         count, shared = widths.count(size), strips(spec, size, k.machine)
-        weight_size = len(plan.variants) * 4 * size * shared * k.machine.weight_bytes
+        weight_size = len(schedule.variants) * 4 * size * shared * k.machine.weight_bytes
         param_size = 4 * spec.finish.rows * size * shared
         starts = (done, weights_at, params_at)
 
@@ -211,7 +213,7 @@ def _channels(k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, st
             other = k.step(k.at(bases[2], starts[0] * other_bytes), index, size * other_bytes) if bases[2] else ""
             weights = k.step(k.at("%weights", starts[1]), index, weight_size)
             params = k.step(k.at("%params", starts[2]), index, param_size)
-            _columns(k, spec, plan, (x, out, other), (weights, params), (size, shared), columns)
+            _columns(k, spec, schedule, (x, out, other), (weights, params), (size, shared), columns)
 
         first = k.call("llvm.smax.i64", k.add("%n0", -before), "0")
         last = k.call("llvm.smin.i64", k.add("%n1", -before), str(count))
@@ -225,7 +227,7 @@ def _channels(k: Kernel, spec: Depthwise, plan: _Plan, bases: tuple[str, str, st
 def _columns(
     k: Kernel,
     spec: Depthwise,
-    plan: _Plan,
+    schedule: _Schedule,
     bases: tuple[str, str, str],
     fixed: tuple[str, str],
     sizes: tuple[int, int],
@@ -240,7 +242,7 @@ def _columns(
         source = k.step(bases[0], x, spec.stride[1] * spec.in_pixel)
         out = k.step(bases[1], x, spec.out_pixel)
         other = k.step(bases[2], x, spec.other_pixel) if bases[2] else ""
-        _tile(k, spec, plan, (source, out, other), fixed, sizes)
+        _tile(k, spec, schedule, (source, out, other), fixed, sizes)
 
     k.each(*columns, column, tx)
 
@@ -248,7 +250,7 @@ def _columns(
 def _tile(
     k: Kernel,
     spec: Depthwise,
-    plan: _Plan,
+    schedule: _Schedule,
     bases: tuple[str, str, str],
     fixed: tuple[str, str],
     sizes: tuple[int, int],
@@ -259,11 +261,11 @@ def _tile(
     weight_size = size * k.machine.weight_bytes
     sums = [load_starts(k, spec.finish, params, 4, size)] * (ty * tx)
     load = _Loader(k, spec, bases[0], sizes)
-    last = plan.last
-    for index, (quad, uses) in enumerate(zip(plan.quads, plan.uses, strict=True)):
+    last = schedule.last
+    for index, (quad, uses) in enumerate(zip(schedule.quads, schedule.uses, strict=True)):
         if not uses:
             continue
-        used = [any(plan.variants[variant][i] is not None for _, variant in uses) for i in range(4)]
+        used = [any(schedule.variants[variant][i] is not None for _, variant in uses) for i in range(4)]
         pixels = [pixel if needed else None for pixel, needed in zip(quad, used, strict=True)]
 
         def products(
@@ -358,7 +360,7 @@ def _blocks(spec: Depthwise, machine: Machine) -> list[NDArray[np.int64]]:
 
 def pack_weights(weights: NDArray[np.int8], spec: Depthwise, machine: Machine) -> NDArray[np.uint8]:
     """Integers [channels, ky, kx] as the kernel reads them."""
-    variants = _plan(spec.kernel, spec.stride, spec.tile).variants
+    variants = _schedule(spec.kernel, spec.stride, spec.tile).variants
     found = []
     for channels in _blocks(spec, machine):
         block = np.zeros((len(variants), *channels.shape, 4), np.int8)

@@ -16,7 +16,7 @@ from fxquant.engines.native.ir import Function
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import Op, Pointer
 from fxquant.engines.native.pixels import fill_border
-from fxquant.engines.native.plan import Plan
+from fxquant.engines.native.placement import Placement
 from fxquant.engines.native.vector import Kernel
 
 _ARGUMENTS = (
@@ -35,7 +35,7 @@ Kernels = dict[tuple[object, object], Kernel]
 
 
 def entry(
-    name: str, ops: Sequence[Op], plan: Plan, kernels: Kernels, machine: Machine, shared: bool = False
+    name: str, ops: Sequence[Op], placement: Placement, kernels: Kernels, machine: Machine, shared: bool = False
 ) -> Function:
     """Return a function that runs some ops; `shared` is the form for several threads."""
     f = _Entry(name)
@@ -45,7 +45,7 @@ def entry(
     waits = [not _goes_on(op, after) for op, after in zip(ops, [*ops[1:], None], strict=False)]
 
     def sample(index: str) -> None:
-        kept = f.step("%kept", index, plan.kept)
+        kept = f.step("%kept", index, placement.kept)
         places = {slot: f.step(address, index, slots[slot]) for slot, address in addresses.items()}
         done = f.mul(f.value(f"sub i64 {index}, %first"), sum(waits)) if shared else ""
         for place, op in enumerate(ops):

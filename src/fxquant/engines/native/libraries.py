@@ -1,7 +1,7 @@
-"""Plans -> compiled code, each once.
+"""Placements -> compiled code, each once.
 
-Code is looked up by what it is made from: the plan, and the sources of the generators. So where it is known, in memory
-or on disk, not even its IR is written.
+Code is looked up by what it is made from: the placement, and the sources of the generators. So where it is known, in
+memory or on disk, not even its IR is written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fxquant.engines.native.entry import entry
 from fxquant.engines.native.ir import Function
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import Op, Pointer
-from fxquant.engines.native.plan import Plan
+from fxquant.engines.native.placement import Placement
 from fxquant.engines.native.unchanged import look
 from fxquant.engines.native.vector import Kernel
 
@@ -44,30 +44,30 @@ def _sources() -> str:
 SOURCES = _sources()
 
 
-def make_kernels(plan: Plan, machine: Machine) -> dict[tuple[object, object], Kernel]:
+def make_kernels(placement: Placement, machine: Machine) -> dict[tuple[object, object], Kernel]:
     """One function for each shape of a kernel."""
     made: dict[tuple[object, object], Kernel] = {}
-    for op in plan.ops:
+    for op in placement.ops:
         if (op.emit, op.spec) not in made:
             made[op.emit, op.spec] = op.emit(f"k{len(made)}", op.spec, machine)
     return made
 
 
-def make_functions(plan: Plan, machine: Machine) -> list[Function]:
+def make_functions(placement: Placement, machine: Machine) -> list[Function]:
     """Return the kernels, the entries of each level (run0, run0_shared, run2, ...), and the look at what they read."""
-    kernels = make_kernels(plan, machine)
+    kernels = make_kernels(placement, machine)
     entries = []
-    for level in sorted({op.level for op in plan.ops}):
-        ops = [op for op in plan.ops if op.level == level]
+    for level in sorted({op.level for op in placement.ops}):
+        ops = [op for op in placement.ops if op.level == level]
         for shared in (False, True):
             name = f"run{level}{'_shared' if shared else ''}"
-            entries.append(entry(name, ops, plan, kernels, machine, shared))
+            entries.append(entry(name, ops, placement, kernels, machine, shared))
     return [*kernels.values(), *entries, look()]
 
 
-def _identity(plan: Plan) -> str:
-    """Return all that the functions of a plan are made from, as text."""
-    return repr((SOURCES, plan.kept, [_op(op) for op in plan.ops]))
+def _identity(placement: Placement) -> str:
+    """Return all that the functions of a placement are made from, as text."""
+    return repr((SOURCES, placement.kept, [_op(op) for op in placement.ops]))
 
 
 def _op(op: Op) -> tuple[object, ...]:
@@ -89,10 +89,10 @@ class Libraries:
         self.cache = cache or Cache(None)
         self._known: OrderedDict[str, Library] = OrderedDict()
 
-    def of_plan(self, plan: Plan, machine: Machine) -> tuple[str, Library]:
-        """Return the functions of a plan, with the name of their code."""
-        identity = _identity(plan)
-        return entry_name(identity, machine), self._load(identity, machine, lambda: make_functions(plan, machine))
+    def of_placement(self, placement: Placement, machine: Machine) -> tuple[str, Library]:
+        """Return the functions of a placement, with the name of their code."""
+        identity = _identity(placement)
+        return entry_name(identity, machine), self._load(identity, machine, lambda: make_functions(placement, machine))
 
     def of_name(self, name: str, machine: Machine) -> Library | None:
         """Return the functions of code with this name, if it is there."""

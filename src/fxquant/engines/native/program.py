@@ -18,7 +18,7 @@ from fxquant.engines.native.lazy import Outside
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.parts import Arena, Bytes, Parts, Sizes, aligned
-from fxquant.engines.native.plan import Plan, place
+from fxquant.engines.native.placement import Placement, place
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.results import Env, Result, laid_out, plain
 from fxquant.engines.native.shapes import Shape, Unread, order_of
@@ -60,22 +60,22 @@ class Program:
     """Runs a graph; several threads may. `shapes` of the inputs are fixed, but for the batch."""
 
     def __init__(self, reader: Reader, libraries: Libraries) -> None:
-        plan = place(ask_ahead(reader.ops, reader.constants.size, reader.machine))
-        self._plan: Plan | None = plan
-        self.levels = sorted({op.level for op in plan.ops})
+        placement = place(ask_ahead(reader.ops, reader.constants.size, reader.machine))
+        self._placement: Placement | None = placement
+        self.levels = sorted({op.level for op in placement.ops})
         self.sizes = Sizes(
-            arena=plan.arena,
-            kept=plan.kept,
-            macs=sum(op.macs for op in plan.ops),
-            single=sum(op.macs for op in plan.ops if op.single),
-            products=sum(op.macs > 0 for op in plan.ops),
+            arena=placement.arena,
+            kept=placement.kept,
+            macs=sum(op.macs for op in placement.ops),
+            single=sum(op.macs for op in placement.ops if op.single),
+            products=sum(op.macs > 0 for op in placement.ops),
         )
         self.whole = reader.whole
         self.signed = any(
             nan_of(node) for node in reader.graph.nodes
         )  # NaN of inputs may get lost on the way to a grid
         self._set_up(reader.region, reader.graph, reader.machine)
-        self._set_code(*libraries.of_plan(plan, reader.machine), reader.constants.packed())
+        self._set_code(*libraries.of_placement(placement, reader.machine), reader.constants.packed())
         self._read_steps(reader)
 
     @classmethod
@@ -84,7 +84,7 @@ class Program:
     ) -> Program:
         """Make a program of what was kept of one like it; `code` is its name, the functions, and the constants."""
         made = cls.__new__(cls)
-        made._plan, made.levels, made.sizes, made.signed = None, parts.levels, parts.sizes, parts.signed
+        made._placement, made.levels, made.sizes, made.signed = None, parts.levels, parts.sizes, parts.signed
         made.whole = False
         made._set_up(region, graph, machine)
         made._set_code(*code)
@@ -120,12 +120,12 @@ class Program:
         self.slot_array = ctypes.c_void_p * max(count, 1)
 
     @property
-    def plan(self) -> Plan:
+    def placement(self) -> Placement:
         """The ops, which a program from disk does not need to run."""
-        if self._plan is None:
+        if self._placement is None:
             assert self.remake is not None
-            self._plan = self.remake().plan
-        return self._plan
+            self._placement = self.remake().placement
+        return self._placement
 
     def _read_steps(self, reader: Reader) -> None:
         """What is handed over, and what Python runs, by level."""
@@ -136,7 +136,7 @@ class Program:
         self._set_slots(1 + max(slots, default=-1))
         self.imports: dict[int, list[tuple[int, Import]]] = {level: [] for level in self.levels}
         for slot, made in reader.imports.items():
-            users = [op.level for op in self.plan.ops if made.buffer in op.reads]
+            users = [op.level for op in self.placement.ops if made.buffer in op.reads]
             if users:
                 self.imports[min(users)].append((slot, made))
         needed = {made.node for each in self.imports.values() for _, made in each}

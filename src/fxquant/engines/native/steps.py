@@ -22,15 +22,15 @@ class Steps:
     """The ops of a program, for one sample."""
 
     def __init__(self, program: Program, inputs: Sequence[object]) -> None:
-        plan, machine = program.plan, program.machine
-        kernels = make_kernels(plan, machine)
-        entries = [entry(f"step{index}", [op], plan, kernels, machine) for index, op in enumerate(plan.ops)]
-        entries.append(entry(f"step{len(plan.ops)}", [], plan, kernels, machine))
-        self.ops: tuple[Op, ...] = plan.ops
+        placement, machine = program.placement, program.machine
+        kernels = make_kernels(placement, machine)
+        entries = [entry(f"step{index}", [op], placement, kernels, machine) for index, op in enumerate(placement.ops)]
+        entries.append(entry(f"step{len(placement.ops)}", [], placement, kernels, machine))
+        self.ops: tuple[Op, ...] = placement.ops
         self.program = program
         self._library = Libraries().load([*kernels.values(), *entries], machine)
-        self._functions = [PROTOTYPE(self._library.address(f"step{index}")) for index in range(len(plan.ops) + 1)]
-        self._arena, self._kept = aligned(plan.arena), aligned(plan.kept)
+        self._functions = [PROTOTYPE(self._library.address(f"step{index}")) for index in range(len(placement.ops) + 1)]
+        self._arena, self._kept = aligned(placement.arena), aligned(placement.kept)
         self._slots = (ctypes.c_void_p * max(program.slots, 1))()
         env: dict[fx.Node, Any] = {**program.fixed, **dict(zip(program.placeholders, inputs, strict=True))}
         self._alive: list[Tensor] = []
@@ -39,7 +39,7 @@ class Steps:
                 env[node] = program.call(node, env, 1)
             if level in program.levels:
                 self._alive += program.hand_over(level, env, self._slots, 1)
-                for index, op in enumerate(plan.ops):
+                for index, op in enumerate(placement.ops):
                     if op.level == level:
                         self.run(index)
 

@@ -17,7 +17,7 @@ _SLACK = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class Placement:
     """Ops in the order in which they run, and the sizes in bytes of the arena and of what is kept for a sample."""
 
     ops: tuple[Op, ...]
@@ -25,7 +25,7 @@ class Plan:
     kept: int
 
 
-def place(ops: Sequence[Op]) -> Plan:
+def place(ops: Sequence[Op]) -> Placement:
     """Give every buffer its offset."""
     ordered = tuple(sorted(ops, key=lambda op: op.level))
     first: dict[int, int] = {}
@@ -53,7 +53,7 @@ def place(ops: Sequence[Op]) -> Plan:
         buffer.offset = _free(live, size)
         live.append((buffer.offset, buffer.offset + size, last[key]))
         arena = max(arena, buffer.offset + size)
-    return Plan(ops=ordered, arena=arena + _SLACK, kept=kept + _SLACK)
+    return Placement(ops=ordered, arena=arena + _SLACK, kept=kept + _SLACK)
 
 
 def _free(live: list[tuple[int, int, int]], size: int) -> int:
