@@ -162,6 +162,24 @@ def test_paths_are_whole_and_lines_fit_the_terminal(columns: int, monkeypatch: p
     assert all(len(line) <= max(columns, least) for line in lines if not line.startswith("("))
 
 
+def test_modules_with_other_letters_in_their_paths_are_named_once() -> None:
+    stage = nn.ModuleDict({"block-0": nn.Conv2d(3, 4, 1), "Act": nn.ReLU()})
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stage = stage
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.stage["Act"](self.stage["block-0"](x))
+
+    model = fq.quantize(Named().eval(), [torch.rand(2, 3, 4, 4)])
+    explanation = fq.explain(model)
+    rows, _, _ = explanation._shown(None)
+    assert [(row[0], row[-1].split(";")[0]) for row in rows][1] == ("stage.Act", "fused into stage.block-0")
+    assert rows[0][0] == "stage.block-0"
+
+
 def test_float_comes_first_and_repeated_reasons_once() -> None:
     found = fq.explain(fq.prepare_fx(deep(), fq.default_qconfig, (torch.randn(1, 3, 4, 4),)))
     text = str(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -103,15 +104,17 @@ class Explanation(Shown):
             raise ConfigError(f"only={only!r} is no status. Known: {', '.join(get_args(Status))}.")
         rows = [row for row in self.rows if only in (None, row.status)]
         rows.sort(key=lambda row: row.status != "float")
-        every = Counter(part for row in rows for part in row.reason.split(_BETWEEN))
+        places = {(row.region, row.node): _place(row) for row in self.rows}
+        reasons = [_reason(row, places).split(_BETWEEN) for row in rows]
+        every = Counter(part for parts in reasons for part in parts)
         often = [part for part, count in every.items() if count > 1 and len(part) > _SHORT]
         notes = {part: f"({number})" for number, part in enumerate(often, 1)}
-
-        def told(row: Row) -> str:
-            return _BETWEEN.join(notes.get(part, part) for part in row.reason.split(_BETWEEN))
-
+        told = [_BETWEEN.join(notes.get(part, part) for part in parts) for parts in reasons]
         one_rule = len({row.rule for row in rows}) < 2
-        cells = [(_place(row), row.kind, row.status, *(() if one_rule else (row.rule,)), told(row)) for row in rows]
+        cells = [
+            (_place(row), row.kind, row.status, *(() if one_rule else (row.rule,)), why)
+            for row, why in zip(rows, told, strict=True)
+        ]
         columns = ("path", "op", "runs in", *(() if one_rule else ("rule",)), "why")
         return cells, columns, [f"{number} {part}" for part, number in notes.items()]
 
@@ -147,9 +150,22 @@ class Explanation(Shown):
 
 def _place(row: Row) -> str:
     """Return the module of an op; with the name of the node, for one that is not a module by itself."""
-    inside = row.path[len(row.region) :].replace(".", "_").strip("_")
-    by_itself = row.path and (row.node.strip("_") == inside or (row.path == row.region and row.is_weighted))
+    inside = row.path[len(row.region) :]
+    by_itself = row.path and (_letters(row.node) == _letters(inside) or (row.path == row.region and row.is_weighted))
     return row.path if by_itself else f"{row.path}:{row.node}".lstrip(":")
+
+
+def _reason(row: Row, places: dict[tuple[str, str], str]) -> str:
+    """Return the reason, with the place of the op into which it is fused instead of the name of a node."""
+    fused = f"fused into {row.group}"
+    if not row.reason.startswith(fused):
+        return row.reason
+    return f"fused into {places.get((row.region, row.group), row.group)}{row.reason[len(fused) :]}"
+
+
+def _letters(name: str) -> str:
+    """Return the letters and digits of a name, all that torch.fx keeps of a path when it names a node after it."""
+    return re.sub(r"[\W_]+", "", name).lower()
 
 
 def _left_cells(left: Left) -> tuple[str, ...]:
