@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fxquant as fq
-from fxquant.algorithms import BiasCorrection, CrossLayerEqualization, MeasuredBias, measured_bias
+from fxquant.algorithms import BiasCorrection, CrossLayerEqualization, MeasuredBias
 from fxquant.numerics.affine import sqnr_db
 
 DATA = [torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
@@ -112,15 +112,6 @@ def test_samples_without_a_batch(make: Callable[[], nn.Module], shape: tuple[int
     model, x = nn.Sequential(make(), nn.ReLU()).eval(), torch.randn(shape)
     quantized = fq.quantize(model, [x], example_inputs=(x,), engine="reference", effort="balanced")
     assert sqnr_db(model(x), quantized(x)) > 30
-
-
-@pytest.mark.parametrize("sizes", [(64,), (8, 8, 8, 8), (16, 2), (1,) * 20, (9, 9)], ids=str)
-def test_a_few_samples_are_taken_from_all_of_the_data(sizes: tuple[int, ...]) -> None:
-    kept: list[list[object]] = [[torch.full((size, 2), float(index))] for index, size in enumerate(sizes)]
-    calls = [call[0] for call in measured_bias._some_rows(kept, 12)]
-    assert sum(map(len, calls)) in (10, 12)  # all that there is, from one that has but two rows
-    assert len({float(call[0, 0]) for call in calls}) >= min(len(sizes), 2)
-    assert 0 < measured_bias._judges(calls) < len(calls)
 
 
 def test_one_sample_is_not_learned_by_heart() -> None:

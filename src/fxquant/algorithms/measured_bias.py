@@ -15,8 +15,9 @@ over inputs that calibration kept.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from fxquant.algorithms.grids import Grids
 from fxquant.algorithms.replay import Runner
 from fxquant.algorithms.rounded import rounded
+from fxquant.algorithms.some_calls import Calls, count_judges, ways_to_call
 from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
 from fxquant.config.spec import Spec
 from fxquant.errors import ConfigError
@@ -42,9 +44,7 @@ from fxquant.ops.table import Op
 from fxquant.passes.look_again import kept_inputs, watch_inputs
 
 Outputs = tuple[tuple[Tensor, ...], ...]
-Calls = Sequence[Sequence[Any]]
 
-_PARTS = 3  # of the samples; the last is what the correction is judged by
 _NEARER = 0.9  # of the distance from float, which biases have to leave at most
 _FINER = 2  # grids that are tried beside that on which all of a bias fits
 
@@ -68,11 +68,12 @@ class MeasuredBias(Algorithm):
 
     @torch.no_grad()
     def adapt(self, region: Region, context: Context) -> None:
-        kept = kept_inputs(region)
-        try:
-            preparation_of(region).float_means = _means(region, context, _some_rows(kept, self.samples))
-        except Exception:  # the size of a batch is part of the graph
-            preparation_of(region).float_means = _means(region, context, _some_calls(kept, self.samples))
+        *faster, plain = ways_to_call(kept_inputs(region), self.samples)
+        for calls in faster:
+            with contextlib.suppress(Exception):  # the size of a batch, or a layout, is part of the graph
+                preparation_of(region).float_means = _means(region, context, calls)
+                return
+        preparation_of(region).float_means = _means(region, context, plain)
 
     @torch.no_grad()
     def apply(self, region: Region, context: Context) -> None:
@@ -84,7 +85,7 @@ class MeasuredBias(Algorithm):
         for node, bias in biases.items():
             tensors.setdefault(str(node.target), {})["bias"] = bias.stored
         runner = Runner(region, Grids(region).quantize, tensors)
-        judges = _judges(true.calls)
+        judges = count_judges(true.calls)
         before, after = _Lockstep(region, runner, true.calls[-judges:]), _Lockstep(region, runner, true.calls)
         for _ in before:
             pass
@@ -95,32 +96,6 @@ class MeasuredBias(Algorithm):
         if _distance(made, wanted) < _NEARER * _distance(before.outputs(), wanted):
             for bias in biases.values():
                 bias.put()
-
-
-def _some_calls(kept: list[list[object]], samples: int) -> Calls:
-    """Calls that calibration kept, spread over all, of so many samples or a few more."""
-    tensors = [value for value in (kept[0] if kept else ()) if isinstance(value, Tensor) and value.dim()]
-    wanted = -(-samples // max((len(value) for value in tensors), default=1))
-    return kept[:: max(1, len(kept) // wanted)][:wanted]
-
-
-def _some_rows(kept: list[list[object]], samples: int) -> Calls:
-    """So many samples in a few calls, spread over all, where all tensors of a call have a row for each sample."""
-    sizes = [{len(value) if value.dim() else 0 for value in call if isinstance(value, Tensor)} for call in kept]
-    if not kept or any(len(each) != 1 for each in sizes) or min(map(min, sizes)) <= 1:
-        return _some_calls(kept, samples)
-    rows, found, taken = -(-samples // _PARTS), list[list[object]](), [0] * len(kept)
-    for part in range(_PARTS):
-        at = part * len(kept) // _PARTS
-        start, taken[at] = taken[at], min(taken[at] + rows, *sizes[at])
-        if start < taken[at]:
-            found.append([value[start : taken[at]] if isinstance(value, Tensor) else value for value in kept[at]])
-    return found
-
-
-def _judges(calls: Calls) -> int:
-    """Tell how many calls, the last, are kept apart; all, if there is but one."""
-    return max(1, len(calls) // _PARTS)
 
 
 def _means(region: Region, context: Context, calls: Calls) -> FloatMeans | None:
@@ -221,8 +196,9 @@ class _Lockstep:
     def __init__(self, region: Region, runner: Runner, calls: Calls) -> None:
         self._runner, self._nodes, self._calls = runner, list(region.graph.nodes), calls
         self._values: list[dict[fx.Node, Any]] = [{} for _ in calls]
-        self.judged = len(calls) > _judges(calls)
-        self._fitted = self._values[: -_judges(calls)] if self.judged else self._values  # corrections are found by them
+        judges = count_judges(calls)
+        self.judged = len(calls) > judges
+        self._fitted = self._values[:-judges] if self.judged else self._values  # corrections are found by them
 
     def __iter__(self) -> Iterator[fx.Node]:
         """The nodes, after each is computed."""
