@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 Translations = Mapping[Callable[..., object], Callable[..., object]]
+
+_listing = threading.Lock()  # held while torch lists its ops by a function of ours
 
 
 def to_program(program: torch.export.ExportedProgram, opset: int, table: Translations) -> torch.onnx.ONNXProgram:
@@ -29,10 +33,27 @@ def to_program(program: torch.export.ExportedProgram, opset: int, table: Transla
     for target, function in table.items():
         registry.register_op(target, function, is_complex=False)
     core = importlib.import_module("torch.onnx._internal.exporter._core")
-    found: torch.onnx.ONNXProgram = core.export(
-        program, (), None, registry=registry, dynamic_shapes={}, verbose=False, opset_version=opset
-    )
+    with _ops_listed_once():
+        found: torch.onnx.ONNXProgram = core.export(
+            program, (), None, registry=registry, dynamic_shapes={}, verbose=False, opset_version=opset
+        )
     return found
+
+
+@contextlib.contextmanager
+def _ops_listed_once() -> Iterator[None]:
+    """Have torch list the ops of its dispatcher once: twice for each namespace, that is a fifth of a small export."""
+    utils: Any = importlib.import_module("torch._export.utils")
+    every = getattr(utils, "_materialize_cpp_cia_ops", None)
+    if every is None or not _listing.acquire(blocking=False):
+        yield  # torch has another way, or another thread is in here
+        return
+    utils._materialize_cpp_cia_ops = functools.cache(every)
+    try:
+        yield
+    finally:
+        utils._materialize_cpp_cia_ops = every
+        _listing.release()
 
 
 def _onnx_registry(opset: int) -> Any:
