@@ -19,6 +19,7 @@ from fxquant.capture.compare import evaluating
 from fxquant.config.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
 from fxquant.config.qconfig_mapping import QConfigMapping
 from fxquant.config.target import Target
+from fxquant.convert_model import convert_on_engines
 from fxquant.engines.choose import AUTO, apply_engine, check_engine, fastest
 from fxquant.engines.engine import Engine
 from fxquant.engines.native.settings import Native
@@ -31,7 +32,7 @@ from fxquant.flows.eaten import find_eaten, warn_eaten
 from fxquant.graph.given import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
 from fxquant.precision.auto import Precision, assured, check_precision, keep_first
-from fxquant.quantize_fx import convert_fx, convert_on_engines, prepare_fx
+from fxquant.quantize_fx import convert_fx, prepare_fx
 from fxquant.targets import by_name
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
 from fxquant.tuning.watch_inputs import watch_inputs

@@ -3,7 +3,7 @@
 fuse_fx      capture, FUSE
 prepare_fx   capture_with_config (capture), PREPARE, watch for each target
 freeze       decide, FREEZE
-convert_fx   decide, CONVERT, CONNECT, the engine
+convert_fx   convert_model (decide, CONVERT, CONNECT), the engine
 
 The passes: flows/pipelines.py. What is decided, and when: flows/decide.py.
 """
@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-import torch
 from torch import fx, nn
 
 from fxquant.algorithms import DEFAULT, Algorithm
@@ -51,24 +50,22 @@ from fxquant.config.custom_config import (
 )
 from fxquant.config.rules import Rules
 from fxquant.config.target import Target
-from fxquant.engines.choose import AUTO, apply_engine, check_engine, fastest, on_engines, run_examples
+from fxquant.convert_model import convert_model, convert_on_engines
+from fxquant.engines.choose import AUTO, apply_engine, check_engine, fastest, run_examples
 from fxquant.engines.engine import Engine
 from fxquant.engines.native.settings import Native
-from fxquant.engines.table import REFERENCE, as_engine, available_engines, targets_of_engines
+from fxquant.engines.table import REFERENCE, as_engine, targets_of_engines
 from fxquant.errors import ConfigError, StageError
-from fxquant.flows.constant_inputs import warn_of_constant_inputs
-from fxquant.flows.decide import decide, decide_for_training, is_open, leaves_target_open, watch_for
-from fxquant.flows.eaten import find_eaten, warn_eaten
-from fxquant.flows.pipelines import CONNECT, CONVERT, FREEZE, FUSE, PREPARE, PREPARE_QAT
+from fxquant.flows.decide import decide, decide_for_training, watch_for
+from fxquant.flows.pipelines import FREEZE, FUSE, PREPARE, PREPARE_QAT
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
 from fxquant.graph.first_call import Prepare, Waiting, waiting, waiting_converted
 from fxquant.graph.hooks import warn_of_traced_hooks
 from fxquant.graph.own import copy_model
 from fxquant.graph.parts import Stage
-from fxquant.graph.region import Region, origin_of, regions, set_origin, stage_of
+from fxquant.graph.region import Region, origin_of, set_origin, stage_of
 from fxquant.graph.run_passes import run_passes
-from fxquant.passes.custom_modules import quantize_custom, take_leaves
 from fxquant.tables.explain import explain
 from fxquant.targets import by_name
 
@@ -343,43 +340,10 @@ def convert_fx(
         again = functools.partial(convert_fx, convert_custom_config=custom, engine=engine)
         return waiting_converted(graph_module, again)
     if engine == AUTO and is_calibrated(graph_module, "convert_fx"):
-        run = run_examples(_convert(graph_module, custom, REFERENCE, tell=True))
+        run = run_examples(convert_model(graph_module, custom, REFERENCE, tell=True))
         return fastest(convert_on_engines(graph_module, custom), run)
     chosen = REFERENCE if engine == AUTO else as_engine(engine)
-    return apply_engine(_convert(graph_module, custom, chosen, tell=True), engine)
-
-
-def convert_on_engines(prepared: nn.Module, custom: ConvertCustomConfig) -> dict[str, nn.Module]:
-    """Return a calibrated model on each engine that is there and takes it, in the form that the engine asks for."""
-    groups: dict[str | None, list[Engine]] = {}
-    for engine in available_engines():
-        groups.setdefault(engine.target().name if leaves_target_open(prepared) else None, []).append(engine)
-    found: dict[str, nn.Module] = {}
-    for engines in groups.values():
-        found.update(on_engines(_convert(prepared, custom, engines[0]), engines))
-    return found
-
-
-def _convert(prepared: nn.Module, custom: ConvertCustomConfig, engine: Engine, *, tell: bool = False) -> nn.Module:
-    """Return the QDQ form, decided for an engine where that is open. Without calibration it waits for its state_dict.
-
-    With `tell`, what is wrong with the ranges that are decided here is a warning; who decides before tells it himself.
-    Its tensors are plain ones, also where this is called in inference mode: inference tensors count no writes.
-    """
-    uncalibrated = not is_calibrated(prepared, "convert_fx")
-    with torch.inference_mode(False):
-        copied = copy_model(prepared).eval()
-        take_leaves(copied, custom.observed_to_quantized_mapping)
-        decided = decide(copied, engine=engine, in_place=True)
-        if tell and any(is_open(region) for _, region in regions(prepared)):
-            warn_of_constant_inputs(decided, stacklevel=3)
-            warn_eaten(find_eaten(prepared, decided), stacklevel=3)
-        converted = quantize_custom(decided, custom.observed_to_quantized_mapping)
-        fresh = {id(region) for _, region in regions(converted) if stage_of(region) is Stage.PREPARED}
-        context = Context(uncalibrated=uncalibrated)
-        for passes in (CONVERT, CONNECT):
-            run_passes(converted, passes, context, only=lambda region: id(region) in fresh)
-    return converted
+    return apply_engine(convert_model(graph_module, custom, chosen, tell=True), engine)
 
 
 def convert_to_reference_fx(
