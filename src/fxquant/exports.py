@@ -1,10 +1,14 @@
-"""The calls that write files, from any stage: a prepared, frozen or trained model is converted first, on a copy."""
+"""The calls that write files, from any stage: a prepared, frozen or trained model is converted first, on a copy.
+
+`FORMATS` is the one list of formats: `fxquant export` reads names, suffixes and options from it.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -51,3 +55,14 @@ export_json = _of_any_stage(_export_json)
 export_onnx = _of_any_stage(_export_onnx)
 export_pt2 = _of_any_stage(_export_pt2)
 integer_reference = _of_any_stage(_integer_reference, also=(str, os.PathLike))  # of a dump
+
+# by name, with the end of a file's name where that tells the format; options are those of the call
+FORMATS: Mapping[str, tuple[str, Callable[..., object]]] = MappingProxyType(
+    {
+        "onnx": (".onnx", export_onnx),
+        "pt2": (".pt2", export_pt2),
+        "executorch": (".pte", export_executorch),
+        "json": (".json", export_json),
+        "integers": ("", dump_integers),
+    }
+)

@@ -39,6 +39,7 @@ def test_an_error_is_one_line(net: str) -> None:
         ["show", "model", net, "--only", "int7"],
         ["export", net, "net.xyz"],
         ["export", net, "ints", "--format", "integers"],
+        ["export", net, "net.bin", "--format", "onx"],
         ["export", net, "net.json", "--opset", "20"],
         ["export", net, "net.pte", "--dynamic-batch"],
         ["bench", net, "--model", "nosuch:net"],

@@ -16,7 +16,9 @@ OUT_OF_TOLERANCE = 3  # the exit code of work that was done, with a result that 
 
 
 def _engines() -> list[str]:
-    return ["native", "onednn", "onnxruntime", "openvino", "reference", "auto"]
+    from fxquant.engines.table import ENGINES
+
+    return [*(engine.name for engine in ENGINES), "auto"]
 
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
