@@ -15,7 +15,7 @@ from fxquant.archive.archive import read_archive, write_archive
 from fxquant.arguments import check_calibrated, either, read_examples, refuse_prepared, without
 from fxquant.capture import Method, Sizes
 from fxquant.capture.canonical.as_plain import as_plain
-from fxquant.capture.compare import evaluating
+from fxquant.capture.run_untraced import evaluating
 from fxquant.config.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
 from fxquant.config.qconfig_mapping import QConfigMapping
 from fxquant.config.target import Target
@@ -29,13 +29,13 @@ from fxquant.flows.calibrate import as_example, calibrate, peek
 from fxquant.flows.constant_inputs import warn_of_constant_inputs
 from fxquant.flows.decide import adapt, decide
 from fxquant.flows.eaten import find_eaten, warn_eaten
-from fxquant.graph.given import refuse_other
+from fxquant.graph.check_model import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
 from fxquant.precision.auto import Precision, assured, check_precision, keep_first
 from fxquant.quantize_fx import convert_fx, prepare_fx
 from fxquant.targets import by_name
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
-from fxquant.tuning.watch_inputs import watch_inputs
+from fxquant.tuning.watch_products import watch_products
 
 MODEL_FILE = "best_model.fq"  # in a directory that a search saved to
 
@@ -160,7 +160,7 @@ def _calibrate(
     if not keep:
         calibrate(prepared, data, num_batches=num_batches, progress=progress)
         return []
-    watch_inputs(prepared)
+    watch_products(prepared)
     kept = keep_first(data)
     calibrate(prepared, kept, num_batches=num_batches, progress=progress)
     return kept.batches

@@ -15,9 +15,9 @@ from fxquant.config.rules import Rules
 from fxquant.config.target import Target
 from fxquant.errors import ConfigError, StageError
 from fxquant.graph.algorithm import Algorithm
+from fxquant.graph.check_model import refuse_meta
 from fxquant.graph.context import Context
 from fxquant.graph.first_call import refuse_waiting
-from fxquant.graph.given import refuse_meta
 from fxquant.graph.parts import Stage
 from fxquant.graph.region import regions, stage_of
 from fxquant.graph.tree import tree_of

@@ -20,7 +20,7 @@ from torch import nn
 from fxquant.capture import Method, Sizes, capture
 from fxquant.capture.canonical.bake import bake_parametrizations
 from fxquant.capture.piecewise.calls import Call
-from fxquant.capture.piecewise.wrapped_bodies import Seen, capture_bodies, replace_module, watch_calls
+from fxquant.capture.piecewise.wrapped_bodies import FirstCall, capture_bodies, replace_module, watch_calls
 from fxquant.capture.recording import Reference
 from fxquant.capture.symbolic.wrap import is_wrapped
 from fxquant.config.custom_config import PrepareCustomConfig, Standalone
@@ -178,7 +178,7 @@ class _Capture:
             return stage_of(module) in (Stage.CAPTURED, Stage.FUSED)
         return type(module) in FORMS or type(module) in self.custom.standalone_module_classes or module in self.named
 
-    def _standalone(self, tree: nn.Module, seen: Mapping[nn.Module, Seen]) -> None:
+    def _standalone(self, tree: nn.Module, seen: Mapping[nn.Module, FirstCall]) -> None:
         """Capture the standalone modules, inner ones first."""
         entries: dict[str, Standalone] = {}
         for path, module in tree.named_modules():
@@ -194,7 +194,7 @@ class _Capture:
                 self.opaque.append(path)
 
     def _capture_standalone(
-        self, tree: nn.Module, path: str, module: nn.Module, entry: Standalone, seen: Seen | None
+        self, tree: nn.Module, path: str, module: nn.Module, entry: Standalone, seen: FirstCall | None
     ) -> nn.Module:
         if entry.example_inputs is not None:
             call = Call(entry.example_inputs, {})
@@ -237,7 +237,7 @@ class _Capture:
             self.shut.update(observed.modules())
             self.leaves.append(type(observed))
 
-    def _stock_forms(self, tree: nn.Module, seen: Mapping[nn.Module, Seen]) -> Iterator[nn.Module]:
+    def _stock_forms(self, tree: nn.Module, seen: Mapping[nn.Module, FirstCall]) -> Iterator[nn.Module]:
         """Yield the outermost stock modules that have a quantizable form, are called, and are to be quantized."""
         covered: set[nn.Module] = set()
         for path, module in tree.named_modules():
@@ -267,7 +267,7 @@ class _Capture:
         return (*self.outer, *inner)
 
     def _update_regions(
-        self, tree: nn.Module, seen: Mapping[nn.Module, Seen], formed: Mapping[nn.Module, Call]
+        self, tree: nn.Module, seen: Mapping[nn.Module, FirstCall], formed: Mapping[nn.Module, Call]
     ) -> None:
         """Regions that the user captured (fuse_fx) know no tensors, and their graphs call stock modules as leaves."""
         for region in [module for module in tree.modules() if isinstance(module, Region)]:

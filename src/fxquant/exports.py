@@ -17,7 +17,7 @@ from fxquant.export.encodings import export_json as _export_json
 from fxquant.export.executorch.export import export_executorch as _export_executorch
 from fxquant.export.onnx.export import export_onnx as _export_onnx
 from fxquant.export.pt2 import export_pt2 as _export_pt2
-from fxquant.graph.given import refuse_other
+from fxquant.graph.check_model import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
 from fxquant.graph.parts import Stage
 from fxquant.graph.region import regions, stage_of

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.algorithms.replay import Runner, Streams
+from fxquant.algorithms.replay import Replay, Streams
 from fxquant.algorithms.segments import segments
 from fxquant.flows.decide import decide
 from fxquant.graph.context import Context
@@ -42,7 +42,7 @@ def test_blocks_end_where_one_tensor_passes_and_cover_the_graph() -> None:
     inside = [{str(node.target) for node in part.nodes if node.op == "call_module"} for part in parts]
     assert any({"one", "two"} <= paths for paths in inside), "a residual block is not cut"
     assert [any("head" in path for path in paths) for paths in inside].count(True) == 1
-    streams, runner, given = Streams(region, [[x]]), Runner(region), {}
+    streams, runner, given = Streams(region, [[x]]), Replay(region), {}
     for index, part in enumerate(parts):
         given = runner.step(part, streams.true[0])
         streams.advance(parts[index + 1 :], [given], [{}])

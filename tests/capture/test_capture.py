@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fxquant.capture import capture
 from fxquant.capture.capture import Method
-from fxquant.capture.compare import difference
+from fxquant.capture.run_untraced import difference
 from fxquant.errors import CaptureError
 from fxquant.graph.encode import META_KEYS
 from fxquant.graph.nodes import TensorInfo

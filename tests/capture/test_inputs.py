@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fxquant as fq
 from fxquant.capture import InputError, capture
 from fxquant.capture.capture import Method
-from fxquant.capture.compare import difference
+from fxquant.capture.run_untraced import difference
 from fxquant.errors import CaptureError, ConfigError
 
 MAPPING = fq.get_default_qconfig_mapping()

@@ -9,7 +9,7 @@ import fxquant as fq
 from fxquant.flows.decide import decide
 from fxquant.graph.region import preparation_of
 from fxquant.numerics.observers.channel_mean import ChannelMean, Means
-from fxquant.passes.watch import forget, seen, site_of, sites
+from fxquant.passes.watch import float_name, forget, observed_tensors, seen
 
 
 def test_a_decided_graph_has_what_was_seen_and_no_watchers() -> None:
@@ -18,11 +18,11 @@ def test_a_decided_graph_has_what_was_seen_and_no_watchers() -> None:
     prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,), target="x86")
     assert torch.equal(prepared(x), model(x))
     decided = decide(prepared)
-    assert sites(decided) == {"input_1_in": ("input_1",), "_1": ("_1",)}
+    assert observed_tensors(decided) == {"input_1_in": ("input_1",), "_1": ("_1",)}
     assert torch.equal(decided.get_submodule("quantizers.input_1_in").observer.high, x.max())
     assert not [node for node in decided.graph.nodes if "statistics" in str(node.target)]
     quantizer = next(node for node in decided.graph.nodes if node.target == "quantizers._1")
-    assert site_of(decided, quantizer) == "_1"
+    assert float_name(decided, quantizer) == "_1"
     means = seen(decided, "_1", Means(channels=4, axis=-1))
     assert isinstance(means, ChannelMean)
     torch.testing.assert_close(means.mean(), model[:2](x).mean(0))

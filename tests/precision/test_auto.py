@@ -17,7 +17,7 @@ from fxquant.precision.attribute import NOW
 from fxquant.precision.auto import _Search
 from fxquant.precision.check import Check
 from fxquant.precision.outputs import OutputRow
-from fxquant.precision.sites import Reader, Site
+from fxquant.precision.sources import Reader, Source
 from fxquant.precision.steps import CALLED, COMPILED, more_precision
 from precision_models import Branches, DeadInputs, Exponential, collapsing
 from zoo import ZOO
@@ -211,11 +211,11 @@ def test_what_leaves_machine_code_has_its_price() -> None:
         work=1e6,
         values=1e5,
     )
-    site = Site(
+    source = Source(
         name="x", place=("", "x"), spec=fq.Spec(), is_weight=False, readers=(reader,), noise={NOW: 1.0}, calls=1.0
     )
     slower = [
-        more_precision([site], goal=0.1, slower=9e9, dynamic=False, prices=prices).slower
+        more_precision([source], goal=0.1, slower=9e9, dynamic=False, prices=prices).slower
         for prices in (CALLED, COMPILED)
     ]
     assert slower[1] > 10 * slower[0] > 0

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fxquant.algorithms.fix_weight import fix_weight
 from fxquant.algorithms.gptq import choose_by
-from fxquant.algorithms.grids import Grids
+from fxquant.algorithms.grids import QuantizerGrids
 from fxquant.algorithms.narrow import narrow
-from fxquant.algorithms.replay import Runner, Tensors
+from fxquant.algorithms.replay import Replay, Tensors
 from fxquant.algorithms.round_by import spread
 from fxquant.algorithms.segments import Segment
 from fxquant.algorithms.soft_rounding import SoftRounding
@@ -32,7 +32,7 @@ Seen = Mapping[nn.Module, tuple[Tensor, Tensor]]  # the moments of the inputs of
 class Block:
     """A segment while it is learned, and after. Weights of modules that other segments call too are only rounded."""
 
-    def __init__(self, region: Region, context: Context, segment: Segment, grids: Grids, seen: Seen) -> None:
+    def __init__(self, region: Region, context: Context, segment: Segment, grids: QuantizerGrids, seen: Seen) -> None:
         self.region, self.segment, self.grids = region, segment, grids
         calls, inside = (
             Counter(str(node.target) for node in nodes if node.op == "call_module")
@@ -93,7 +93,7 @@ class Block:
         parts = [soft.undecided(soft.h(), sharpness) * soft.v.numel() for soft in self.rounding.values()]
         return torch.stack([part.cpu() for part in parts]).sum() / total
 
-    def soft(self, drop: Drop) -> Runner:
+    def soft(self, drop: Drop) -> Replay:
         """Return the segment as it is learned."""
 
         def quantize(quantizer: FakeQuant, x: Tensor) -> Tensor:
@@ -101,11 +101,11 @@ class Block:
             quantized = self.grids.straight_through(quantizer, x, None if learned is None else learned.exp())
             return drop(x, quantized)
 
-        return Runner(self.region, quantize, self._tensors({path: soft.h() for path, soft in self.rounding.items()}))
+        return Replay(self.region, quantize, self._tensors({path: soft.h() for path, soft in self.rounding.items()}))
 
-    def hard(self) -> Runner:
+    def hard(self) -> Replay:
         """Return the segment as it is stored."""
-        return Runner(self.region, self.grids.quantize, self._tensors(self.chosen))
+        return Replay(self.region, self.grids.quantize, self._tensors(self.chosen))
 
     def _tensors(self, h: dict[str, Tensor]) -> Tensors:
         found: dict[str, dict[str, Tensor]] = {}

@@ -15,14 +15,14 @@ from fxquant.graph.region import Region
 from fxquant.numerics.observers.channel_extremes import ChannelExtremes, Extremes
 from fxquant.ops.table import activation_nodes
 from fxquant.passes.look_again import watch_inputs
-from fxquant.passes.watch import seen, site_of
+from fxquant.passes.watch import float_name, seen
 
 Ranges = dict[fx.Node, tuple[Tensor, Tensor]]
 
 
 def watch_ranges(region: Region, context: Context) -> list[Watched]:
     """Return what calibration is to keep: the extremes of channels, and inputs to look again after they are scaled."""
-    found = [Watched(site_of(region, node), statistic) for node, statistic in _extremes(region, context)]
+    found = [Watched(float_name(region, node), statistic) for node, statistic in _extremes(region, context)]
     return [*found, *watch_inputs(region)] if found else []
 
 

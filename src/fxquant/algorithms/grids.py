@@ -16,7 +16,7 @@ from fxquant.numerics.ranges import tensor_range
 from fxquant.passes.find_quantizer import quantizer_of, why_dropped
 
 
-class Grids:
+class QuantizerGrids:
     """Scale and zero point of each quantizer that has them, by its name; `set` ones are kept until `fix`."""
 
     def __init__(self, region: Region) -> None:

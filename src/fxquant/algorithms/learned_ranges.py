@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fxquant.algorithms.grids import Grids
-from fxquant.algorithms.replay import Runner, Streams, Tensors, Values, chunks_of, loss_between
+from fxquant.algorithms.grids import QuantizerGrids
+from fxquant.algorithms.replay import Replay, Streams, Tensors, Values, chunks_of, loss_between
 from fxquant.algorithms.rounded import rounded
 from fxquant.algorithms.segments import Segment, segments
 from fxquant.graph.algorithm import Algorithm, Watched
@@ -47,7 +47,7 @@ class LearnedRanges(Algorithm):
 
     @torch.no_grad()
     def apply(self, region: Region, context: Context) -> None:
-        parts, grids = segments(region, context), Grids(region)
+        parts, grids = segments(region, context), QuantizerGrids(region)
         if not grids.found:
             return
         chunks = chunks_of(region, parts, self.rows)[:1]
@@ -55,15 +55,17 @@ class LearnedRanges(Algorithm):
             return
         streams, tensors = Streams(region, chunks), rounded(region, context)
         for index, segment in enumerate(following(parts, "learning ranges", wanted=self.progress)):
-            true = Runner(region).step(segment, streams.true[0])
+            true = Replay(region).step(segment, streams.true[0])
             made = _choose(region, segment, grids, streams.made[0], true, tensors)
             streams.advance(parts[index + 1 :], [true], [made])
         grids.fix()
 
 
-def _choose(region: Region, segment: Segment, grids: Grids, values: Values, true: Values, tensors: Tensors) -> Values:
+def _choose(
+    region: Region, segment: Segment, grids: QuantizerGrids, values: Values, true: Values, tensors: Tensors
+) -> Values:
     """Set the scales of a segment, and give what it makes with them."""
-    runner = Runner(region, grids.quantize, tensors)
+    runner = Replay(region, grids.quantize, tensors)
     made = runner.step(segment, values)
     least = float(loss_between(made, true))
     for quantizer in grids.inside(segment):

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from fxquant.algorithms.grids import Grids
-from fxquant.algorithms.replay import Runner
+from fxquant.algorithms.grids import QuantizerGrids
+from fxquant.algorithms.replay import Replay
 from fxquant.algorithms.rounded import rounded
 from fxquant.algorithms.some_calls import Calls, count_judges, ways_to_call
 from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
@@ -84,7 +84,7 @@ class MeasuredBias(Algorithm):
         tensors, biases = rounded(region, context), {op.node: _Bias(op) for op in meant}
         for node, bias in biases.items():
             tensors.setdefault(str(node.target), {})["bias"] = bias.stored
-        runner = Runner(region, Grids(region).quantize, tensors)
+        runner = Replay(region, QuantizerGrids(region).quantize, tensors)
         judges = count_judges(true.calls)
         before, after = _Lockstep(region, runner, true.calls[-judges:]), _Lockstep(region, runner, true.calls)
         for _ in before:
@@ -100,7 +100,7 @@ class MeasuredBias(Algorithm):
 
 def _means(region: Region, context: Context, calls: Calls) -> FloatMeans | None:
     """Run calls of the float graph."""
-    run = _Lockstep(region, Runner(region), calls)
+    run = _Lockstep(region, Replay(region), calls)
     means: dict[str, Tensor] = {}
     for node in run:
         op = context.ops.of_node(node, region)
@@ -193,7 +193,7 @@ class _Bias:
 class _Lockstep:
     """A graph on several calls at once, node by node; values go when nothing reads them any more."""
 
-    def __init__(self, region: Region, runner: Runner, calls: Calls) -> None:
+    def __init__(self, region: Region, runner: Replay, calls: Calls) -> None:
         self._runner, self._nodes, self._calls = runner, list(region.graph.nodes), calls
         self._values: list[dict[fx.Node, Any]] = [{} for _ in calls]
         judges = count_judges(calls)

@@ -20,8 +20,8 @@ from torch import Tensor, fx
 
 from fxquant.algorithms.block import Block
 from fxquant.algorithms.grams import grams, patches_of, watch_grams
-from fxquant.algorithms.grids import Grids
-from fxquant.algorithms.replay import Runner, Streams, Values, chunks_of, loss_between
+from fxquant.algorithms.grids import QuantizerGrids
+from fxquant.algorithms.replay import Replay, Streams, Values, chunks_of, loss_between
 from fxquant.algorithms.rounded import rounded
 from fxquant.algorithms.segments import segments
 from fxquant.algorithms.soft_rounding import sharpness
@@ -62,11 +62,11 @@ class Reconstruction(Algorithm):
         return [*watch_inputs(region), *watch_grams(self._grams(region, context))]
 
     def apply(self, region: Region, context: Context) -> None:
-        parts, grids = segments(region, context), Grids(region)
+        parts, grids = segments(region, context), QuantizerGrids(region)
         chunks = chunks_of(region, parts, self.rows)
         if not chunks or not rounded(region, context):
             return
-        streams, runner = Streams(region, chunks), Runner(region)
+        streams, runner = Streams(region, chunks), Replay(region)
         dice = torch.Generator().manual_seed(0)
         found = [(op.module, gram.moments()) for op, gram in grams(region, self._grams(region, context))]
         moments = {module: known for module, known in found if known is not None}

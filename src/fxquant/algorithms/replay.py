@@ -28,7 +28,7 @@ Quantize = Callable[[FakeQuant, Tensor], Tensor]
 Tensors = Mapping[str, Mapping[str, Tensor]]  # weights and biases by the path of their module
 
 
-class Runner(PlainInterpreter):
+class Replay(PlainInterpreter):
     """Runs segments with quantizers done by a function, and some weights replaced."""
 
     def __init__(self, region: Region, quantize: Quantize | None = None, tensors: Tensors | None = None) -> None:
@@ -137,7 +137,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
 
 def _outputs(region: Region, parts: list[Segment], call: Chunk) -> list[Tensor]:
     streams = Streams(region, [call])
-    runner, found = Runner(region), []
+    runner, found = Replay(region), []
     for index, segment in enumerate(parts):
         given = runner.step(segment, streams.true[0])
         found += [
@@ -151,7 +151,7 @@ def _outputs(region: Region, parts: list[Segment], call: Chunk) -> list[Tensor]:
 
 def _memory(region: Region, parts: list[Segment], chunk: Chunk) -> int:
     """Return the most bytes that are kept of one chunk between segments."""
-    streams, runner, most = Streams(region, [chunk]), Runner(region), 0
+    streams, runner, most = Streams(region, [chunk]), Replay(region), 0
     for index, segment in enumerate(parts):
         given = runner.step(segment, streams.true[0])
         most = max(most, 2 * _bytes(streams.true[0]) + 2 * _bytes(given))

@@ -13,7 +13,7 @@ from fxquant.graph.notes import note_of
 from fxquant.graph.paths import count_owners
 from fxquant.graph.region import Region
 from fxquant.ops.table import Op, activation_nodes
-from fxquant.passes.watch import site_of
+from fxquant.passes.watch import float_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ def weighted_ops(region: Region, context: Context) -> Iterator[WeightedOp]:
                 module=module,
                 weight=weight,
                 spec=note.weight,
-                tensor=site_of(region, activation_nodes(node, op)[0]),
+                tensor=float_name(region, activation_nodes(node, op)[0]),
                 axis=op.channels_at,
                 channels=int(weight.shape[1]) * int(getattr(module, "groups", 1)),
             )

@@ -13,12 +13,12 @@ from fxquant.capture.canonical.clean import drop_checks, sweep
 from fxquant.capture.canonical.computed_weights import compute_weights
 from fxquant.capture.canonical.functionalize import functionalize
 from fxquant.capture.canonical.lift import lift
-from fxquant.capture.compare import copy_inputs, difference, evaluating
 from fxquant.capture.exported.export import export
 from fxquant.capture.exported.sizes_of_one import probe_ones
 from fxquant.capture.guards import check_items, check_key, check_same, unpack
 from fxquant.capture.modes import ModeError, alike_without_weights, check_eval, mark_skipped
 from fxquant.capture.request import Request
+from fxquant.capture.run_untraced import copy_inputs, difference, evaluating
 from fxquant.capture.source_lines import reason
 from fxquant.capture.symbolic.trace import trace
 from fxquant.errors import CaptureError, Reason

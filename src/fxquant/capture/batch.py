@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxquant.capture.compare import difference, evaluating, trying
 from fxquant.capture.recording import Recording
+from fxquant.capture.run_untraced import difference, evaluating, trying
 from fxquant.graph.clone_tree import clone_tree
 
 T = TypeVar("T")

@@ -20,7 +20,6 @@ from torch import nn
 
 from fxquant.capture.attempt import exported, symbolic_root
 from fxquant.capture.batch import batch_size, fixes_batch, fixes_inputs
-from fxquant.capture.compare import copy_inputs, untouched
 from fxquant.capture.guards import check_fixed, check_given, check_items, check_key, check_same, unpack
 from fxquant.capture.inputs import bind, bind_defaults
 from fxquant.capture.piecewise.opaque import Traced, trace_around
@@ -28,6 +27,7 @@ from fxquant.capture.piecewise.piecewise import piecewise
 from fxquant.capture.reasons import Cause
 from fxquant.capture.recording import Recording, Reference
 from fxquant.capture.request import Request, make_request
+from fxquant.capture.run_untraced import copy_inputs, untouched
 from fxquant.errors import CaptureError
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.nodes import record_tensors

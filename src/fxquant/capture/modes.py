@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from fxquant.capture.compare import difference, evaluating, trying
 from fxquant.capture.reasons import Cause
 from fxquant.capture.recording import Recording
+from fxquant.capture.run_untraced import difference, evaluating, trying
 from fxquant.capture.source_lines import forward_line, reason
 from fxquant.errors import CaptureError
 from fxquant.graph.clone_tree import clone_tree

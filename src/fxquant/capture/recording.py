@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fxquant.capture.compare import call, difference, evaluating, run, seed, untouched
 from fxquant.capture.piecewise.calls import Calls, record_calls
 from fxquant.capture.reasons import Cause
+from fxquant.capture.run_untraced import call, difference, evaluating, run, seed, untouched
 from fxquant.capture.source_lines import locate, reason
 from fxquant.capture.untouched.snapshot import Ground, Snapshot
 from fxquant.errors import CaptureError

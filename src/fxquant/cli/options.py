@@ -106,7 +106,7 @@ def load_model(path: Path, model: str | None, engine: str | None = None) -> nn.M
 def float_model(model: str) -> nn.Module:
     """Return the float model that a function gives, ready to run."""
     from fxquant.config_file.named import find_named
-    from fxquant.graph.given import refuse_other
+    from fxquant.graph.check_model import refuse_other
 
     made: nn.Module = find_named(model, "--model")()
     refuse_other(made, f"--model {model}")

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from fxquant.api import quantize
-from fxquant.capture.compare import evaluating
+from fxquant.capture.run_untraced import evaluating
 from fxquant.config.forms import closest
 from fxquant.config.target import Target
 from fxquant.config_file import common
 from fxquant.config_file.data.loader import Loader
 from fxquant.config_file.evaluation import Batches, Evaluation, metrics_of, postprocess_of
-from fxquant.config_file.notes import STRATEGIES_READ_AS
+from fxquant.config_file.ignored_keys import STRATEGIES_READ_AS
 from fxquant.config_file.quantized_model import QuantizedModel
 from fxquant.config_file.read import read_conf
 from fxquant.config_file.rules import recipes_of, rules_of

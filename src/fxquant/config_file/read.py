@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from fxquant.config.forms import closest
 from fxquant.config.read_yaml import Lines, read_yaml
-from fxquant.config_file.notes import notes_of
+from fxquant.config_file.ignored_keys import notes_of
 from fxquant.config_file.sections.conf import Conf
 from fxquant.errors import ConfigError
 

@@ -39,10 +39,10 @@ def check_agreement(
         except (RuntimeError, IndexError, ValueError) as error:  # of the inputs, which are made up
             log.info("engine=%r is not compared with the graph, which fails on made-up inputs: %s", engine, error)
             return
-        compare(expected, runtime(**example), lambda: _run_nudged(graph, dict(example)), engine)
+        compare_results(expected, runtime(**example), lambda: _run_nudged(graph, dict(example)), engine)
 
 
-def compare(expected: object, found: object, nudged: Callable[[], object], engine: str) -> None:
+def compare_results(expected: object, found: object, nudged: Callable[[], object], engine: str) -> None:
     """Raise if a runtime's result is further from the graph's than what a nudge of the inputs changes explains.
 
     `nudged` runs the graph on such inputs; it is not asked where the results are close.

@@ -104,14 +104,14 @@ def _most(dequantize: fx.Node) -> int:
     return most
 
 
-def only_user(node: fx.Node) -> fx.Node | None:
+def single_user(node: fx.Node) -> fx.Node | None:
     """Return the one user of any kind: a node that is fused away leaves nothing behind to read the size of."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def quantize_after(node: fx.Node) -> fx.Node | None:
     """Return the quantize node that is the only user, if there is one."""
-    user = only_user(node)
+    user = single_user(node)
     return user if is_quantize(user) else None
 
 
@@ -163,7 +163,7 @@ def match_group(
     add, other = _residual(region, node, ops, float_sum) if residual else (node, None)
     float_other = other is not None and not is_dequantize(other)
     last = add
-    tail = only_user(last)
+    tail = single_user(last)
     tail_op = ops.of_node(tail, region) if tail is not None else None
     if tail is None or tail_op is None or tail_op.kind not in tails or tail.args[:1] != (last,) or float_other:
         tail = None  # a kernel with a float sum ends there
@@ -192,7 +192,7 @@ def _residual(region: Region, node: fx.Node, ops: OpTable, float_sum: bool) -> t
 
     That is a dequantized one if the sum is quantized again, or a float one.
     """
-    add = only_user(node)
+    add = single_user(node)
     op = ops.of_node(add, region) if add is not None else None
     if add is None or op is None or not op.adds or len(add.args) != 2 or add.kwargs:
         return node, None
@@ -204,6 +204,6 @@ def _residual(region: Region, node: fx.Node, ops: OpTable, float_sum: bool) -> t
         return node, None
     if not is_dequantize(others[0]):
         return (add, others[0]) if float_sum and here.dtype == there.dtype == torch.float32 else (node, None)
-    after = only_user(add)
-    ends = is_quantize(after) or (after is not None and is_quantize(only_user(after)))
+    after = single_user(add)
+    ends = is_quantize(after) or (after is not None and is_quantize(single_user(after)))
     return (add, others[0]) if ends and dtype_of(others[0]) == torch.uint8 else (node, None)

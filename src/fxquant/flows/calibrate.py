@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.errors import CalibrationError, StageError
 from fxquant.flows.name_batch import naming_batch
+from fxquant.graph.check_model import refuse_other
 from fxquant.graph.first_call import Waiting, begin
-from fxquant.graph.given import refuse_other
 from fxquant.graph.parts import Stage
 from fxquant.graph.region import Region, regions, stage_of
 from fxquant.graph.tree import OF_A_LOSS, is_several, tree_of

@@ -40,7 +40,7 @@ from fxquant.passes.solve_positions import solve_positions
 from fxquant.passes.split_ops import split_ops
 from fxquant.passes.split_pools import split_pools
 from fxquant.passes.split_to_slice import split_to_slice
-from fxquant.passes.watch import name_sites, recall, unwatch, watch
+from fxquant.passes.watch import name_observed, recall, unwatch, watch
 from fxquant.passes.write_request import write_request
 
 HARDWARE: Pipeline = (  # those that the target asks for
@@ -101,7 +101,7 @@ DECIDE_QAT: Pipeline = (
     insert,
     insert_blocks,
     quantize_boundary,
-    name_sites,
+    name_observed,
 )
 FREEZE: Pipeline = (
     apply_algorithms,

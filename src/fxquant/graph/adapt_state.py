@@ -30,10 +30,10 @@ def adapt_state(
         quantizers = f"{prefix}{preparation.statistics_path}." if known else None
     else:
         quantizers = f"{prefix}{preparation.quantizer_path}." if preparation.quantizers else None
-    if preparation.sites is not None:
+    if preparation.observed is not None:
         read: Any = region.get_submodule(preparation.quantizer_path)
         kept, own = (f"{prefix}{path}." for path in (free_path(region, STATISTICS), preparation.quantizer_path))
-        read.read_statistics(state_dict, kept, own, preparation.sites)
+        read.read_statistics(state_dict, kept, own, preparation.observed)
     if quantizers is None or not any(key.startswith(quantizers) for key in state_dict):
         # a prepared graph without quantizers (weights only) cannot tell whose state it is: only names are sure
         prepared = bool(preparation.quantizer_path or preparation.statistics_path)

@@ -34,7 +34,7 @@ class Statistic(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A statistic of a tensor, which goes by the name of its node in the float graph (`passes.watch.site_of`).
+    """A statistic of a tensor, which goes by the name of its node in the float graph (`passes.watch.float_name`).
 
     Of several tensors, if names are given as a tuple: then each call of the watcher gets all of them.
     """

@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from fxquant.errors import CaptureError, StageError
+from fxquant.graph.check_model import refuse_other
 from fxquant.graph.clone_tree import clone_tree
-from fxquant.graph.given import refuse_other
 from fxquant.graph.region import Region
 
 _PREPARE = "_fxquant_prepare"

@@ -47,7 +47,7 @@ class Preparation:
     watched: Mapping[str, tuple[str, ...]] | None = None  # the tensors that each of these sees
     quantizers: Mapping[str, Spec] | None = None  # by id
     quantizer_path: str = ""  # where their modules are, until conversion
-    sites: Mapping[str, tuple[str, ...]] | None = None  # the tensors that each of them observes, in training
+    observed: Mapping[str, tuple[str, ...]] | None = None  # the tensors that each of them observes, in training
     positions: tuple[Position, ...] = ()  # of the target: what holds between scales that are powers of two
     float_calls: FloatCalls | None = None  # inputs on which moves of scales are measured, until these are chosen
     float_means: FloatMeans | None = None  # by which biases are corrected, until they are

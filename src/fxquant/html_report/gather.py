@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxquant.capture.compare import evaluating
+from fxquant.capture.run_untraced import evaluating
 from fxquant.engines.choose import apply_engine
 from fxquant.engines.table import available_engines
 from fxquant.errors import FxQuantError

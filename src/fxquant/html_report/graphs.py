@@ -105,7 +105,7 @@ def partners(sides: Sides, left: Drawn, right: Drawn) -> Iterable[tuple[str, str
     """(float box, int8 box) that have the same tensor."""
     for path, pairs in sides.pairs.items():
         for node, pair in pairs.items():
-            places = (pair.place, (path, str(node.meta.get("site", node.name))))
+            places = (pair.place, (path, str(node.meta.get("float_name", node.name))))
             at = right.box_of.get((path, node.name))
             for place in places:
                 if at is not None and place in left.box_of:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
-from fxquant.capture.compare import evaluating
+from fxquant.capture.run_untraced import evaluating
 from fxquant.config.target import Target
 from fxquant.errors import ConfigError
 from fxquant.passes.refuse import rule_in

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from fxquant.capture.canonical.as_plain import as_plain
-from fxquant.capture.compare import evaluating
+from fxquant.capture.run_untraced import evaluating
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.errors import StageError
 from fxquant.export.reference import reference_of

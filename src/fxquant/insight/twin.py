@@ -70,10 +70,10 @@ def pair_up(quantized: nn.Module, twin: nn.Module) -> dict[str, dict[fx.Node, Pa
     places = {key: (path, node) for path, region in floats.items() for node, key in _keys(region).items()}
     found: dict[str, dict[fx.Node, Pair]] = {}
     for path, region in regions(quantized):
-        own = {str(node.meta.get("site", node.name)) for node in region.graph.nodes}
+        own = {str(node.meta.get("float_name", node.name)) for node in region.graph.nodes}
         pairs = found.setdefault(path, {})
         for node, key in _keys(region).items():
-            other = names.get(path, {}).get(str(node.meta.get("site", node.name)))
+            other = names.get(path, {}).get(str(node.meta.get("float_name", node.name)))
             where = path
             if other is None or full_path(floats[path], other) != key[0]:
                 where, other = places.get(key, ("", None))

@@ -38,7 +38,7 @@ def _gated(graph: fx.Graph, node: fx.Node, curve: Callable[[torch.Tensor], torch
     product = graph.call_function(operator.mul, (x, gate))
     for made in (gate, product):
         made.meta.update({key: node.meta[key] for key in ("scope", "where", "tensor", "choice") if key in node.meta})
-    product.meta["site"] = node.name
+    product.meta["float_name"] = node.name
     if "rewritten" in node.meta:
         product.meta["rewritten"] = node.meta["rewritten"]
     return product

@@ -5,7 +5,7 @@
     unwatch   a watched graph   ->  the float graph
     recall    a decided graph   ->  its quantizers have what was seen; what is for algorithms stays
 
-A tensor goes by the name of its node in the float graph, which no decision changes ("site").
+A tensor goes by the name of its node in the float graph, which no decision changes ("float_name").
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ Needs = list[tuple[tuple[str, ...], Spec | Statistic]]
 def needs(region: Region, context: Context) -> Needs:
     """Return what the quantizers and algorithms of a decided graph want to see."""
     found: Needs = []
-    tensors = sites(region)
+    tensors = observed_tensors(region)
     for node, module in _callers(region):
         if (kept := kept_for(module.spec)) is not None:
             together = kept.observer == "custom"
-            found.append((tensors[module.name] if together else (site_of(region, node),), kept))
+            found.append((tensors[module.name] if together else (float_name(region, node),), kept))
     for algorithm in preparation_of(region).algorithms:
         found += [(_names(each.tensor), each.statistic) for each in algorithm.watch(region, context)]
     return found
 
 
-def sites(region: Region) -> dict[str, tuple[str, ...]]:
+def observed_tensors(region: Region) -> dict[str, tuple[str, ...]]:
     """Return the tensors that each quantizer of a decided graph observes."""
     found: dict[str, dict[str, None]] = {}
     for node, module in _callers(region):
-        found.setdefault(module.name, {})[site_of(region, node)] = None
+        found.setdefault(module.name, {})[float_name(region, node)] = None
     return {name: tuple(tensors) for name, tensors in found.items()}
 
 
 def calibrated_quantizers(region: Region) -> Iterator[tuple[FakeQuant, tuple[str, ...]]]:
     """Yield the quantizers of a decided graph whose ranges are found in calibration, each with its tensors."""
     modules = {module.name: module for _, module in _callers(region)}
-    for name, tensors in sites(region).items():
+    for name, tensors in observed_tensors(region).items():
         if not modules[name].spec.dynamic:
             yield modules[name], tensors
 
 
-def name_sites(region: Region, context: Context) -> None:
+def name_observed(region: Region, context: Context) -> None:
     """Note the tensors of each quantizer, so that it can load what a calibrated model saw of them."""
-    preparation_of(region).sites = sites(region)
+    preparation_of(region).observed = observed_tensors(region)
 
 
 def watch(region: Region, context: Context) -> None:
@@ -106,7 +106,7 @@ def recall(region: Region, context: Context) -> None:
         return
     kept = region.get_submodule(path)
     assert isinstance(kept, Statistics)
-    tensors = sites(region)
+    tensors = observed_tensors(region)
     for _, module in _callers(region):
         if (wanted := kept_for(module.spec)) is not None and module.name in tensors:
             statistics.recall(module, _seen(kept, tensors.pop(module.name), wanted))
@@ -164,11 +164,11 @@ def _callers(region: Region) -> Iterator[tuple[fx.Node, FakeQuant]]:
                 yield node, module
 
 
-def site_of(region: Region, node: fx.Node) -> str:
+def float_name(region: Region, node: fx.Node) -> str:
     """Return the tensor of a node of a decided graph, by its name in the float graph: quantizers let it pass."""
     source = node
     while source.op == "call_module" and isinstance(region.get_submodule(str(source.target)), FakeQuant):
         earlier = source.args[0]
         assert isinstance(earlier, fx.Node)
         source = earlier
-    return str(source.meta.get("site", source.name))
+    return str(source.meta.get("float_name", source.name))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fxquant.capture.compare import copy_inputs
+from fxquant.capture.run_untraced import copy_inputs
 from fxquant.flows.calibrate import run_batch
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.learned.autograd_context import Saved
@@ -35,7 +35,7 @@ Rounds = Callable[[Tensor], Tensor]
 
 @dataclass(slots=True)
 class _Pass:
-    """The calls of a site in one batch: what it made, and the gradients of each probe, which counts `share`."""
+    """The calls of a source in one batch: what it made, and the gradients of each probe, which counts `share`."""
 
     rows: int
     share: float = 0.0
@@ -43,7 +43,7 @@ class _Pass:
 
 
 @dataclass(slots=True)
-class _Site:
+class _Source:
     """What is added up at one tensor: over the calls of a pass, and over the passes, kept if it is an activation."""
 
     rounds: Rounds
@@ -71,49 +71,49 @@ class Noise:
 
 def attribute(
     model: nn.Module,
-    sites: Mapping[str, tuple[nn.Module, Rounds]],
+    sources: Mapping[str, tuple[nn.Module, Rounds]],
     batches: Sequence[object],
     outputs: Sequence[str] | None = None,
     further: Callable[[Mapping[str, Noise]], Mapping[str, Mapping[str, Rounds]]] = lambda noise: {},
 ) -> dict[str, Noise]:
-    """Return the noise of each site at the outputs of these names, or at all.
+    """Return the noise of each source at the outputs of these names, or at all.
 
-    A site is a module of `model` that lets a float tensor pass, and the way in which that is rounded. From what comes
+    A source is a module of `model` that lets a float tensor pass, and the way in which that is rounded. From what comes
     of it, `further` tells for which activations other ways are tried, by the names of these.
     """
-    found = {name: _Site(rounds, isinstance(module, FakeQuant)) for name, (module, rounds) in sites.items()}
-    anchor = torch.zeros((), requires_grad=True)  # what makes autograd visit every site
+    found = {name: _Source(rounds, isinstance(module, FakeQuant)) for name, (module, rounds) in sources.items()}
+    anchor = torch.zeros((), requires_grad=True)  # what makes autograd visit every source
     replaced: list[nn.Module] = []
     try:
-        for name, (module, _) in sites.items():
+        for name, (module, _) in sources.items():
             module.__dict__["forward"] = _probing(found[name], anchor)
             replaced.append(module)
         generator = torch.Generator().manual_seed(0)
         for batch in batches:
-            for site in found.values():
-                site.passes.append(_Pass(count_samples(batch)))
+            for source in found.values():
+                source.passes.append(_Pass(count_samples(batch)))
             _probe(model, batch, found, anchor, outputs, generator, len(batches))
     finally:
         for module in replaced:
             del module.__dict__["forward"]
-    noise = {name: _noise(site) for name, site in found.items()}
+    noise = {name: _noise(source) for name, source in found.items()}
     for name, grids in further(noise).items():
         noise[name] = _with(noise[name], found[name], grids)
     return noise
 
 
-def _noise(site: _Site) -> Noise:
-    own = site.own / site.power if site.power else 0.0
-    return Noise(by_grid={NOW: site.noise}, own={NOW: own}, calls=site.calls)
+def _noise(source: _Source) -> Noise:
+    own = source.own / source.power if source.power else 0.0
+    return Noise(by_grid={NOW: source.noise}, own={NOW: own}, calls=source.calls)
 
 
 @torch.no_grad()
-def _with(noise: Noise, site: _Site, grids: Mapping[str, Rounds]) -> Noise:
-    """Return the noise of a site on other grids as well."""
+def _with(noise: Noise, source: _Source, grids: Mapping[str, Rounds]) -> Noise:
+    """Return the noise of a source on other grids as well."""
     by_grid, own = dict(noise.by_grid), dict(noise.own)
     for name, rounds in grids.items():
         by_grid[name], energy = 0.0, 0.0
-        for each in site.passes:
+        for each in source.passes:
             totals = list[Tensor | None]([None] * PROBES)
             for x, grads in each.calls:
                 lost = _lost(x, rounds)
@@ -121,7 +121,7 @@ def _with(noise: Noise, site: _Site, grids: Mapping[str, Rounds]) -> Noise:
                 for probe, grad in enumerate(grads):
                     totals[probe] = _moved(totals[probe], grad, lost, each.rows)
             by_grid[name] += each.share * sum(float(total.square().sum()) for total in totals if total is not None)
-        own[name] = energy / site.power if site.power else 0.0
+        own[name] = energy / source.power if source.power else 0.0
     return Noise(by_grid=by_grid, own=own, calls=noise.calls)
 
 
@@ -137,18 +137,18 @@ def _energy(x: Tensor) -> float:
     return norm**2 if 1e-15 < norm < 1e15 else float(x.double().square().sum())
 
 
-def _probing(site: _Site, anchor: Tensor) -> Callable[..., Tensor]:
+def _probing(source: _Source, anchor: Tensor) -> Callable[..., Tensor]:
     def forward(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel():
             return x
-        site.calls += 1
+        source.calls += 1
         with torch.no_grad():
-            site.power += _energy(x)
-            if site.seen is None or site.seen[0] is not x:  # a weight comes again with every time step
-                site.seen = x, _lost(x, site.rounds)
-            lost = site.seen[1]
-            site.own += _energy(lost)
-        probed: Tensor = _Probe.apply(x, anchor, site, lost)  # type: ignore[no-untyped-call]
+            source.power += _energy(x)
+            if source.seen is None or source.seen[0] is not x:  # a weight comes again with every time step
+                source.seen = x, _lost(x, source.rounds)
+            lost = source.seen[1]
+            source.own += _energy(lost)
+        probed: Tensor = _Probe.apply(x, anchor, source, lost)  # type: ignore[no-untyped-call]
         return probed
 
     return forward
@@ -160,7 +160,7 @@ def _lost(x: Tensor, rounds: Rounds) -> Tensor:
 
 
 class _Probing(Saved, Protocol):
-    site: _Site
+    source: _Source
     grads: list[Tensor]
 
 
@@ -168,19 +168,19 @@ class _Probe(torch.autograd.Function):
     """Lets a tensor pass; on the way back, adds up what its rounding does to the loss."""
 
     @staticmethod
-    def forward(ctx: _Probing, x: Tensor, anchor: Tensor, site: _Site, lost: Tensor) -> Tensor:
-        ctx.site, ctx.grads = site, []
+    def forward(ctx: _Probing, x: Tensor, anchor: Tensor, source: _Source, lost: Tensor) -> Tensor:
+        ctx.source, ctx.grads = source, []
         ctx.save_for_backward(lost)
         made = x.clone()  # no view: code after it may write in place
-        if site.is_activation:
-            site.passes[-1].calls.append((x.detach(), ctx.grads))
+        if source.is_activation:
+            source.passes[-1].calls.append((x.detach(), ctx.grads))
         return made
 
     @staticmethod
     def backward(ctx: _Probing, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (lost,), (grad,), site = ctx.saved_tensors, grads, ctx.site
-        site.now = _moved(site.now, grad, lost, site.passes[-1].rows if site.is_activation else None)
-        if site.is_activation:
+        (lost,), (grad,), source = ctx.saved_tensors, grads, ctx.source
+        source.now = _moved(source.now, grad, lost, source.passes[-1].rows if source.is_activation else None)
+        if source.is_activation:
             ctx.grads.append(grad.to(torch.bfloat16))  # half of the memory, and enough for a sum
         return grad, None, None, None
 
@@ -201,7 +201,7 @@ def _moved(before: Tensor | None, grad: Tensor, lost: Tensor, rows: int | None) 
 def _probe(
     model: nn.Module,
     batch: object,
-    found: Mapping[str, _Site],
+    found: Mapping[str, _Source],
     anchor: Tensor,
     outputs: Sequence[str] | None,
     generator: torch.Generator,
@@ -214,10 +214,10 @@ def _probe(
         except RuntimeError:  # the code writes in place to what gradients need
             return
         share = 1 / (PROBES * len(answer) * count)
-        for site in found.values():
-            if site.now is not None:
-                site.noise += share * float(site.now.square().sum())
-            site.now, site.passes[-1].share = None, share
+        for source in found.values():
+            if source.now is not None:
+                source.noise += share * float(source.now.square().sum())
+            source.now, source.passes[-1].share = None, share
 
 
 def _answer(model: nn.Module, batch: object, outputs: Sequence[str] | None) -> list[Tensor]:

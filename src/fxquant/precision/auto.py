@@ -1,7 +1,7 @@
 """Automatic precision: what `quantize` does where int8 alone is too far from float.
 
     converted, compared with float on a few batches          good enough: done
-    the tensors that cause the error, from one pass          sites.py
+    the tensors that cause the error, from one pass          sources.py
     changes, cheapest first, each converted and compared     steps.py; what gives less than it should is taken back
 
 One calibration serves: every try decides anew from the same statistics. The same data give the same result.
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from fxquant.capture.compare import copy_inputs
+from fxquant.capture.run_untraced import copy_inputs
 from fxquant.config.target import Target
 from fxquant.engines.engine import Engine
 from fxquant.engines.table import REFERENCE
@@ -32,7 +32,7 @@ from fxquant.graph.region import preparation_of, regions
 from fxquant.precision.attribute import count_samples
 from fxquant.precision.check import LEAST, Check, compare_outputs
 from fxquant.precision.finer import with_finer_ranges
-from fxquant.precision.sites import SAMPLES, Site, find_sites
+from fxquant.precision.sources import SAMPLES, Source, find_sources
 from fxquant.precision.steps import (
     CALLED,
     COMPILED,
@@ -200,40 +200,40 @@ class _Search:
 
     def run(self, found: Check) -> Check:
         """Find them, from how the model does without any; gives how it does with them."""
-        self._start, sites = found.sqnr, self._sites(found)
-        ranges = better_ranges(sites)
+        self._start, sources = found.sqnr, self._sources(found)
+        ranges = better_ranges(sources)
         if ranges.gain >= 1.0 and (better := self._try(ranges, found, 0.5)) is not None:
-            found, sites = better, self._sites(better)
+            found, sources = better, self._sources(better)
         for _ in range(_ROUNDS):
             if found.sqnr >= GOOD:
                 break
-            better = self._round(sites, found)
-            if better is None and total(sites) < _EXPLAINED * 10 ** (-found.sqnr / 10):
-                better = self._round(self._sites(found, chosen=True), found)
+            better = self._round(sources, found)
+            if better is None and total(sources) < _EXPLAINED * 10 ** (-found.sqnr / 10):
+                better = self._round(self._sources(found, chosen=True), found)
             if better is None:
                 break
-            found, sites = better, self._sites(better)
+            found, sources = better, self._sources(better)
         return found
 
-    def _round(self, sites: Sequence[Site], found: Check) -> Check | None:
+    def _round(self, sources: Sequence[Source], found: Check) -> Check | None:
         """Lift what may be lifted now, if that gains enough; tells how the model does then."""
-        if not sites:
+        if not sources:
             return None
-        tried = [(limit, self._lift(sites, found, limit)) for limit in self._limits(sites, found)]
+        tried = [(limit, self._lift(sources, found, limit)) for limit in self._limits(sources, found)]
         limit, first = next((each for each in tried if each[1].gain >= each[0].gain), tried[-1])
-        other = self._lift(sites, found, limit, dynamic=False)  # the range of a batch may be as bad as that of all
+        other = self._lift(sources, found, limit, dynamic=False)  # the range of a batch may be as bad as that of all
         for step in (first, other) if other.names != first.names else (first,):
             better = self._try(step, found, min(limit.gain / 2, 3.0)) if step.gain >= limit.gain else None
             if better is not None:
                 self._spent += step.slower
                 self.lifted += [name for name in step.names if name not in self.lifted]
                 return better
-        self.wanted = self._lift(sites, found, replace(limit, slower=math.inf), dynamic=False)
+        self.wanted = self._lift(sources, found, replace(limit, slower=math.inf), dynamic=False)
         return None
 
-    def _sites(self, found: Check, *, chosen: bool = False) -> list[Site]:
+    def _sources(self, found: Check, *, chosen: bool = False) -> list[Source]:
         """For the outputs that are not good yet; with `chosen`, also weights that an algorithm chose."""
-        return find_sites(
+        return find_sources(
             self._prepared,
             self._batches[:1] if count_samples(self._batches[0]) >= SAMPLES else self._batches,
             engine=self._engine,
@@ -255,10 +255,10 @@ class _Search:
         prices = COMPILED if self._engine.name == "native" else CALLED
         return prices if self._budget is None else replace(prices, call=0.0)
 
-    def _lift(self, sites: Sequence[Site], found: Check, limit: _Limit, *, dynamic: bool = True) -> Step:
+    def _lift(self, sources: Sequence[Source], found: Check, limit: _Limit, *, dynamic: bool = True) -> Step:
         goal = 10 ** ((found.sqnr - limit.goal) / 10)
         return more_precision(
-            sites,
+            sources,
             goal=goal,
             slower=limit.slower,
             most=limit.most,
@@ -266,10 +266,10 @@ class _Search:
             prices=self._prices,
         )
 
-    def _limits(self, sites: Sequence[Site], found: Check) -> list[_Limit]:
+    def _limits(self, sources: Sequence[Source], found: Check) -> list[_Limit]:
         """Return what may be spent now, the least first."""
         if self._budget is not None:
-            return [_Limit(slower=self._budget / int8_time(sites, self._prices) - 1, gain=1.0)]
+            return [_Limit(slower=self._budget / int8_time(sources, self._prices) - 1, gain=1.0)]
         recovering = bool(self.amendments) and self._start < FAILING
         failing = (_CHEAP, _FAILING) if found.sqnr < FAILING else (_CHEAP,)
         limits = _COLLAPSED if found.sqnr < LOST else (_RECOVERING,) if recovering else failing

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fxquant.capture.canonical.as_plain import as_plain
-from fxquant.capture.compare import copy_inputs, evaluating
+from fxquant.capture.run_untraced import copy_inputs, evaluating
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.capture.untouched.written import parameters_kept
 from fxquant.errors import CalibrationError, ConfigError, FxQuantError, StageError

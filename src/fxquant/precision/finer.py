@@ -17,7 +17,7 @@ from fxquant.flows.decide import decide
 from fxquant.graph.amendments import Amendments
 from fxquant.precision.attribute import count_samples
 from fxquant.precision.check import Check
-from fxquant.precision.sites import SAMPLES, find_sites
+from fxquant.precision.sources import SAMPLES, find_sources
 from fxquant.precision.steps import better_ranges
 
 log = logging.getLogger("fxquant")
@@ -37,8 +37,8 @@ def with_finer_ranges(
     """Return the model with other ranges, if these bring it nearer to float than `found` says it is."""
     few = batches[:1] if count_samples(batches[0]) >= SAMPLES else batches
     names = [row.name for row in found.compared]
-    sites = find_sites(prepared, few, engine=engine, amendments=Amendments(), outputs=names, wide=False)
-    step = better_ranges(sites)
+    sources = find_sources(prepared, few, engine=engine, amendments=Amendments(), outputs=names, wide=False)
+    step = better_ranges(sources)
     if step.gain < _PREDICTED:
         return None
     try:

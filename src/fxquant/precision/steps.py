@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fxquant.config.qconfig import Lift
 from fxquant.graph.amendments import Amendments, Lifted, Place, Regridded
 from fxquant.precision.attribute import NOW
-from fxquant.precision.sites import AT_RUN_TIME, MATTERS, RANGES, WIDE, Site
+from fxquant.precision.sources import AT_RUN_TIME, MATTERS, RANGES, WIDE, Source
 from fxquant.tuning.space import TIME
 
 _BETTER = 0.7  # of its noise, which another range leaves at most
@@ -61,50 +61,50 @@ class Step:
         return 10 * math.log10(self.before / max(self.after, 1e-12 * self.before)) if self.before else 0.0
 
 
-def total(sites: Iterable[Site]) -> float:
+def total(sources: Iterable[Source]) -> float:
     """Return the noise that all make together."""
-    return sum(site.noise[NOW] for site in sites)
+    return sum(source.noise[NOW] for source in sources)
 
 
-def better_ranges(sites: Sequence[Site]) -> Step:
+def better_ranges(sources: Sequence[Source]) -> Step:
     """Return the ranges that make less noise at the outputs."""
-    before = after = total(sites)
+    before = after = total(sources)
     found: dict[Place, Regridded] = {}
-    for site in sites:
-        now = site.noise[NOW]
-        name = min(RANGES, key=lambda each: site.noise.get(each, math.inf))
-        best = site.noise.get(name, math.inf)
+    for source in sources:
+        now = source.noise[NOW]
+        name = min(RANGES, key=lambda each: source.noise.get(each, math.inf))
+        best = source.noise.get(name, math.inf)
         if now > MATTERS * before and best < _BETTER * now:
-            why = f"range by {name}: {_db(now, best)} dB less noise from {site.place[1]} at the outputs"
-            found[site.place] = Regridded(tuple(RANGES[name].items()), why)
+            why = f"range by {name}: {_db(now, best)} dB less noise from {source.place[1]} at the outputs"
+            found[source.place] = Regridded(tuple(RANGES[name].items()), why)
             after += best - now
     return Step(amendments=Amendments(grids=found), before=before, after=after, names=_places(found))
 
 
 def more_precision(
-    sites: Sequence[Site], *, goal: float, slower: float, dynamic: bool, prices: Prices, most: int | None = None
+    sources: Sequence[Source], *, goal: float, slower: float, dynamic: bool, prices: Prices, most: int | None = None
 ) -> Step:
     """Sites lifted, those first whose noise is the greatest for the time that it costs, until `goal` of it is left.
 
     They may add `slower` to the time, as a share of the int8 model's; `most` takes only so many, the worst.
     """
-    before, whole = total(sites), _time(sites, prices) + _calls(sites, prices)
-    worst = sorted(sites, key=lambda site: -site.noise[NOW])[:most]
+    before, whole = total(sources), _time(sources, prices) + _calls(sources, prices)
+    worst = sorted(sources, key=lambda source: -source.noise[NOW])[:most]
     chosen = _choose(
         worst, before, goal * before, lambda some, dynamic: _added(some, whole, dynamic, prices), slower, dynamic
     )
-    left = before - sum(_taken(site, dynamic) for site in chosen)
+    left = before - sum(_taken(source, dynamic) for source in chosen)
     grids: dict[Place, Regridded] = {}
     lifts: dict[Place, Lifted] = {}
     names: dict[Place, str] = {}
-    for site in chosen:
-        share = f"{site.noise[NOW] / before:.0%} of the noise at the outputs came from {_what(site)}"
-        if _is_wide(site):
-            grids[site.place] = Regridded((("bits", 16), ("observer", "minmax")), f"16 bits: {share}")
-            names[site.place] = f"{site.place[1]} (int16)"
+    for source in chosen:
+        share = f"{source.noise[NOW] / before:.0%} of the noise at the outputs came from {_what(source)}"
+        if _is_wide(source):
+            grids[source.place] = Regridded((("bits", 16), ("observer", "minmax")), f"16 bits: {share}")
+            names[source.place] = f"{source.place[1]} (int16)"
             continue
-        for reader in site.readers:
-            mode = _modes(site, dynamic)[reader.place]
+        for reader in source.readers:
+            mode = _modes(source, dynamic)[reader.place]
             if reader.place not in lifts or mode == "float":
                 lifts[reader.place] = Lifted(mode, f"lifted to {mode}: {share}")
                 names[reader.place] = f"{reader.path or reader.kind} ({mode})"
@@ -118,47 +118,47 @@ def more_precision(
 
 
 def _choose(
-    sites: Sequence[Site],
+    sources: Sequence[Source],
     left: float,
     goal: float,
-    added: Callable[[Sequence[Site], bool], float],
+    added: Callable[[Sequence[Source], bool], float],
     slower: float,
     dynamic: bool,
-) -> list[Site]:
-    """Return the sites to lift: by worth until little enough is left, then without those that are not needed for that.
+) -> list[Source]:
+    """Return the sources to lift: by worth until little enough is left, then without those not needed for that.
 
     `added` tells the time that lifting some adds.
     """
-    chosen: list[Site] = []
-    for site in _by_worth(sites, left, added):
+    chosen: list[Source] = []
+    for source in _by_worth(sources, left, added):
         if left <= goal:
             break
-        if added([*chosen, site], dynamic) <= slower:
-            chosen.append(site)
-            left -= _taken(site, dynamic)
-    for site in sorted(chosen, key=lambda site: site.noise[NOW]):
-        if left + _taken(site, dynamic) <= goal:
-            chosen.remove(site)
-            left += _taken(site, dynamic)
+        if added([*chosen, source], dynamic) <= slower:
+            chosen.append(source)
+            left -= _taken(source, dynamic)
+    for source in sorted(chosen, key=lambda source: source.noise[NOW]):
+        if left + _taken(source, dynamic) <= goal:
+            chosen.remove(source)
+            left += _taken(source, dynamic)
     return chosen
 
 
-def _taken(site: Site, dynamic: bool) -> float:
-    """Return the noise that lifting a site takes away."""
-    if _is_wide(site):
-        return site.noise[NOW] - site.noise[WIDE]
-    return site.noise[NOW] - (site.noise[AT_RUN_TIME] if "dynamic" in _modes(site, dynamic).values() else 0.0)
+def _taken(source: Source, dynamic: bool) -> float:
+    """Return the noise that lifting a source takes away."""
+    if _is_wide(source):
+        return source.noise[NOW] - source.noise[WIDE]
+    return source.noise[NOW] - (source.noise[AT_RUN_TIME] if "dynamic" in _modes(source, dynamic).values() else 0.0)
 
 
-def _is_wide(site: Site) -> bool:
+def _is_wide(source: Source) -> bool:
     """Tell whether 16 bits are there for it, and enough."""
-    return WIDE in site.noise and site.noise[WIDE] < _ENOUGH * site.noise[NOW]
+    return WIDE in source.noise and source.noise[WIDE] < _ENOUGH * source.noise[NOW]
 
 
-def int8_time(sites: Sequence[Site], prices: Prices) -> float:
+def int8_time(sources: Sequence[Source], prices: Prices) -> float:
     """Return what the quantized ops take, as a share of the float model's."""
-    whole = sum(_work(sites).values())
-    return _time(sites, prices) / whole if whole else 1.0
+    whole = sum(_work(sources).values())
+    return _time(sources, prices) / whole if whole else 1.0
 
 
 def joined(first: Amendments, second: Amendments) -> Amendments:
@@ -166,33 +166,36 @@ def joined(first: Amendments, second: Amendments) -> Amendments:
     return Amendments(lifts={**first.lifts, **second.lifts}, grids={**first.grids, **second.grids})
 
 
-def _by_worth(sites: Sequence[Site], noise: float, added: Callable[[Sequence[Site], bool], float]) -> list[Site]:
-    """Sites that matter, by their noise for the time that lifting costs."""
-    matter = [site for site in sites if site.noise[NOW] > MATTERS * noise and site.readers]
+def _by_worth(
+    sources: Sequence[Source], noise: float, added: Callable[[Sequence[Source], bool], float]
+) -> list[Source]:
+    """Sort the sources that matter by their noise for the time that lifting costs."""
+    matter = [source for source in sources if source.noise[NOW] > MATTERS * noise and source.readers]
 
-    def worth(site: Site) -> float:
-        return site.noise[NOW] / noise / (added([site], False) + 1e-3)
+    def worth(source: Source) -> float:
+        return source.noise[NOW] / noise / (added([source], False) + 1e-3)
 
     return sorted(matter, key=worth, reverse=True)
 
 
-def _modes(site: Site, dynamic: bool) -> dict[Place, Lift]:
-    """Tell how the readers of a site are lifted, so that none of them rounds it any more."""
-    now = site.noise[NOW]
-    if dynamic and not site.is_weight and site.noise.get(AT_RUN_TIME, math.inf) < _ENOUGH * now:
-        return {reader.place: "dynamic" for reader in site.readers}
+def _modes(source: Source, dynamic: bool) -> dict[Place, Lift]:
+    """Tell how the readers of a source are lifted, so that none of them rounds it any more."""
+    now = source.noise[NOW]
+    if dynamic and not source.is_weight and source.noise.get(AT_RUN_TIME, math.inf) < _ENOUGH * now:
+        return {reader.place: "dynamic" for reader in source.readers}
     return {
-        reader.place: "weight_only" if reader.weighted and not site.is_weight else "float" for reader in site.readers
+        reader.place: "weight_only" if reader.weighted and not source.is_weight else "float"
+        for reader in source.readers
     }
 
 
-def _added(chosen: Sequence[Site], whole: float, dynamic: bool, prices: Prices) -> float:
-    """Return the time that lifting these sites adds, as a share of the int8 model's."""
+def _added(chosen: Sequence[Source], whole: float, dynamic: bool, prices: Prices) -> float:
+    """Return the time that lifting these sources adds, as a share of the int8 model's."""
     added: dict[Place, float] = {}
-    for site in chosen:
-        modes = {} if _is_wide(site) else _modes(site, dynamic)
-        calls = max(site.calls, 1.0) if not site.is_weight else 1.0
-        for reader in site.readers if modes else ():
+    for source in chosen:
+        modes = {} if _is_wide(source) else _modes(source, dynamic)
+        calls = max(source.calls, 1.0) if not source.is_weight else 1.0
+        for reader in source.readers if modes else ():
             dearer = max(prices.times[modes[reader.place]] - prices.times[reader.status], 0.0)
             leaves = dearer > 0 and not reader.dynamic  # linears take floats where they are
             more = calls * (reader.work * dearer + (prices.leaves * reader.values if leaves else 0.0))
@@ -200,33 +203,33 @@ def _added(chosen: Sequence[Site], whole: float, dynamic: bool, prices: Prices) 
     return sum(added.values()) / whole if whole else 0.0
 
 
-def _time(sites: Sequence[Site], prices: Prices) -> float:
+def _time(sources: Sequence[Source], prices: Prices) -> float:
     """Return what the quantized ops take now."""
-    status = {reader.place: reader.status for site in sites for reader in site.readers}
-    return sum(work * prices.times[status[place]] for place, work in _work(sites).items())
+    status = {reader.place: reader.status for source in sources for reader in source.readers}
+    return sum(work * prices.times[status[place]] for place, work in _work(sources).items())
 
 
-def _calls(sites: Sequence[Site], prices: Prices) -> float:
+def _calls(sources: Sequence[Source], prices: Prices) -> float:
     """Return what the calls of the quantized ops take besides their work: most of the time of a small model."""
     found: dict[Place, float] = {}
-    for site in sites:
-        for reader in site.readers:
-            found[reader.place] = max(found.get(reader.place, 1.0), 1.0 if site.is_weight else site.calls)
+    for source in sources:
+        for reader in source.readers:
+            found[reader.place] = max(found.get(reader.place, 1.0), 1.0 if source.is_weight else source.calls)
     return prices.call * sum(found.values())
 
 
-def _work(sites: Sequence[Site]) -> dict[Place, float]:
+def _work(sources: Sequence[Source]) -> dict[Place, float]:
     """Return the multiply-adds of each op, in all its calls."""
     found: dict[Place, float] = {}
-    for site in sites:
-        calls = max(site.calls, 1.0) if not site.is_weight else 1.0
-        for reader in site.readers:
+    for source in sources:
+        calls = max(source.calls, 1.0) if not source.is_weight else 1.0
+        for reader in source.readers:
             found[reader.place] = max(found.get(reader.place, 0.0), reader.work * calls)
     return found
 
 
-def _what(site: Site) -> str:
-    return f"its {'weight' if site.is_weight else 'input'} ({site.spec})"
+def _what(source: Source) -> str:
+    return f"its {'weight' if source.is_weight else 'input'} ({source.spec})"
 
 
 def _db(before: float, after: float) -> str:

@@ -21,7 +21,7 @@ from fxquant.engines.example import example_of
 from fxquant.engines.table import as_engine, available_engines
 from fxquant.engines.timing import Timing, time_interleaved
 from fxquant.errors import ArchiveError, ConfigError, StageError
-from fxquant.graph.given import refuse_other
+from fxquant.graph.check_model import refuse_other
 from fxquant.graph.lowering import unlower
 from fxquant.graph.own import copy_model
 from fxquant.graph.parts import Stage

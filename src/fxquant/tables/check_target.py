@@ -32,7 +32,7 @@ from fxquant.numerics.positions.measure import measured, terms
 from fxquant.ops.table import OPS, Op, Role, activation_nodes, argument
 from fxquant.passes.pool_window import pool_window
 from fxquant.passes.read_op import mean_axes, module_of
-from fxquant.tables.hardware_form import not_in_form
+from fxquant.tables.out_of_form import not_in_form
 from fxquant.targets import by_name
 
 

@@ -17,7 +17,7 @@ from fxquant.engines.native.program import Program
 from fxquant.engines.native.runner import NativeRunner
 from fxquant.engines.native.steps import Steps
 from fxquant.errors import StageError
-from fxquant.graph.given import refuse_other
+from fxquant.graph.check_model import refuse_other
 from fxquant.graph.region import regions, runner_of
 from fxquant.tables.present import Shown, new_table
 

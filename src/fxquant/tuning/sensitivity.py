@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fxquant.arguments import check_calibrated
-from fxquant.capture.compare import evaluating
+from fxquant.capture.run_untraced import evaluating
 from fxquant.config.rules import Rules
 from fxquant.config.target import Target
 from fxquant.errors import ConfigError
 from fxquant.flows.calibrate import as_example, calibrate, check_data, peek, run_batch
 from fxquant.flows.decide import decide, is_open
-from fxquant.graph.given import refuse_other
+from fxquant.graph.check_model import refuse_other
 from fxquant.graph.region import regions
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.switches import Switched

@@ -21,7 +21,7 @@ from fxquant.algorithms import BALANCED, Algorithm
 from fxquant.arguments import either, read_examples
 from fxquant.capture import Method, Sizes
 from fxquant.capture.canonical.as_plain import as_plain
-from fxquant.capture.compare import evaluating
+from fxquant.capture.run_untraced import evaluating
 from fxquant.config.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config, as_prepare_config
 from fxquant.config.forms import closest
 from fxquant.config.qconfig_mapping import QConfigMapping
@@ -49,7 +49,7 @@ from fxquant.tuning.search import Limits, Loop, confirm
 from fxquant.tuning.space import Space, find_units
 from fxquant.tuning.strategies import Search, Setting, at_random, basic, exhaustive, mse
 from fxquant.tuning.trial import AnyEngine, Trial, Work
-from fxquant.tuning.watch_inputs import watch_inputs
+from fxquant.tuning.watch_products import watch_products
 
 
 class Preparing(TypedDict, total=False):
@@ -247,7 +247,7 @@ def _calibrate(
     prepared: nn.Module, data: Iterable[object] | None, journal: Journal, *, num_batches: int | None, progress: bool
 ) -> None:
     """Watch all that a plan may ask for, and calibrate, unless the workspace knows what that gives."""
-    watch_inputs(prepared)
+    watch_products(prepared)
     if data is not None and not journal.load_statistics(prepared):
         calibrate(prepared, data, num_batches=num_batches, progress=progress)
         journal.save_statistics(prepared)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fxquant as fq
-from fxquant.engines.agreement import compare
+from fxquant.engines.agreement import compare_results
 from fxquant.graph.region import Region, engine_of
 
 pytest.importorskip("llvmlite")
@@ -22,7 +22,7 @@ def test_what_agreed_is_not_compared_again(tmp_path: Path, monkeypatch: pytest.M
 
     def count(*args: object) -> None:
         compared.append(args)
-        compare(*args)  # type: ignore[arg-type]
+        compare_results(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr("fxquant.engines.native.runner.compare", count)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()

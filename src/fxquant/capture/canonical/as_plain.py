@@ -12,8 +12,8 @@ from fxquant.capture.canonical.follow_mode import follow_mode
 from fxquant.capture.symbolic import open_batch
 from fxquant.errors import CaptureError
 from fxquant.graph import torch_compat
+from fxquant.graph.check_model import refuse_lazy, refuse_other
 from fxquant.graph.clone_tree import clone_tree
-from fxquant.graph.given import refuse_lazy, refuse_other
 
 
 def as_plain(model: nn.Module, caller: str, *, training: bool) -> nn.Module:

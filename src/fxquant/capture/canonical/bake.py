@@ -13,7 +13,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from fxquant.capture.compare import evaluating
+from fxquant.capture.run_untraced import evaluating
 
 Hook = WeightNorm | SpectralNorm | BasePruningMethod
 _HOOKS = ("_forward_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")

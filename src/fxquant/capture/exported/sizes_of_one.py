@@ -11,10 +11,10 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from fxquant.capture.compare import difference, evaluating, trying
 from fxquant.capture.conditions import Condition, holds
 from fxquant.capture.exported.export import Exported
 from fxquant.capture.recording import Recording
+from fxquant.capture.run_untraced import difference, evaluating, trying
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.region import Region
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fxquant.capture.compare import call, copy_inputs, evaluating, untouched
+from fxquant.capture.run_untraced import call, copy_inputs, evaluating, untouched
 from fxquant.capture.source_lines import locate, reason, reason_of
 from fxquant.capture.untouched.snapshot import Ground
 from fxquant.errors import CaptureError

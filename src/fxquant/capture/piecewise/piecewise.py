@@ -13,7 +13,6 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from fxquant.capture.compare import difference, evaluating
 from fxquant.capture.piecewise.calls import Call, Calls, Use, named_tensors, own_tensors
 from fxquant.capture.piecewise.functional import Spelling, is_weighted_use, put_weights, spell, weight_region
 from fxquant.capture.piecewise.opaque import Traced, trace_most
@@ -21,6 +20,7 @@ from fxquant.capture.piecewise.put_good import Piece, put_good
 from fxquant.capture.piecewise.stock_region import is_weighted_leaf, leaf_region
 from fxquant.capture.reasons import Cause
 from fxquant.capture.request import Request
+from fxquant.capture.run_untraced import difference, evaluating
 from fxquant.capture.source_lines import reason
 from fxquant.errors import CaptureError, Reason
 from fxquant.graph.clone_tree import clone_tree

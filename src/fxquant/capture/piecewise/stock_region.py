@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from fxquant.capture.compare import difference, run
 from fxquant.capture.piecewise.calls import Call
+from fxquant.capture.run_untraced import difference, run
 from fxquant.capture.source_lines import reason
 from fxquant.errors import CaptureError
 from fxquant.graph.clone_tree import clone_tree

@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import nn
 
-from fxquant.capture.compare import call, copy_inputs, evaluating, untouched
 from fxquant.capture.piecewise.calls import Call
 from fxquant.capture.piecewise.stock_region import is_weighted_leaf, leaf_region
 from fxquant.capture.recording import Reference
+from fxquant.capture.run_untraced import call, copy_inputs, evaluating, untouched
 from fxquant.capture.symbolic.wrap import has_wrapped_method, intercepting, is_wrapped
 from fxquant.capture.untouched.written import Written
 from fxquant.errors import CaptureError
@@ -30,7 +30,7 @@ Capture = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], nn.Module]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class FirstCall:
     """A module's first call, and how many wrapped bodies were around it; 0 is outside of all."""
 
     call: Call
@@ -38,14 +38,14 @@ class Seen:
 
 
 @dataclass(kw_only=True, slots=True)
-class Watch:
+class CalledModules:
     """The modules that a run called; of those that are wanted or inside wrapped bodies, the first call of each.
 
     `reference` is what a graph of the tree can be compared with, if the run left all as it was.
     """
 
     wanted: Callable[[nn.Module], bool]
-    seen: dict[nn.Module, Seen] = field(default_factory=dict)
+    seen: dict[nn.Module, FirstCall] = field(default_factory=dict)
     called: set[nn.Module] = field(default_factory=set)
     depth: int = 0
     reference: Reference | None = None
@@ -62,7 +62,7 @@ class Watch:
         self.called.add(module)
         known = self.seen.get(module)
         if (self.depth or self.wanted(module)) and (known is None or known.depth < self.depth):
-            self.seen[module] = Seen(call=Call(copy_inputs(args), copy_inputs(kwargs)), depth=self.depth)
+            self.seen[module] = FirstCall(call=Call(copy_inputs(args), copy_inputs(kwargs)), depth=self.depth)
         self.depth += is_wrapped(module)
 
     def after(self, module: nn.Module, *_: object) -> None:
@@ -71,14 +71,14 @@ class Watch:
 
 def watch_calls(
     tree: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], wanted: Callable[[nn.Module], bool]
-) -> Watch:
+) -> CalledModules:
     """Run the model: the first calls of the modules that are wanted, and of all that wrapped bodies call, in order.
 
     The tree is a clone: hooks are put on it and taken off again. A model in train mode is run in both modes. A run
     that fails is left to the capture that follows, which has a message for it. Parameters that the run writes to are
     the tree's own afterwards.
     """
-    watch, written = Watch(wanted=wanted), Written(tree)
+    watch, written = CalledModules(wanted=wanted), Written(tree)
     handles = []
     for module in tree.modules():
         if torch_compat.is_scripted(module):
@@ -109,7 +109,9 @@ def replace_module(tree: nn.Module, old: nn.Module, new: nn.Module) -> None:
                 parent._modules[name] = new
 
 
-def capture_bodies(tree: nn.Module, watch: Watch, allowed: Callable[[nn.Module], bool], capture: Capture) -> None:
+def capture_bodies(
+    tree: nn.Module, watch: CalledModules, allowed: Callable[[nn.Module], bool], capture: Capture
+) -> None:
     """Make regions of the largest traceable modules that are called inside wrapped bodies.
 
     Bodies inside bodies come first, so that a region never swallows another's parts. What does not trace is left as

@@ -24,9 +24,9 @@ from torch.fx.node import Argument, Target, map_aggregate
 from torch.fx.proxy import Attribute, TraceError
 from torch.utils import _pytree as pytree
 
-from fxquant.capture.compare import copy_inputs
 from fxquant.capture.guards import check_same
 from fxquant.capture.inputs import Slot
+from fxquant.capture.run_untraced import copy_inputs
 from fxquant.capture.symbolic.late_import import importing_without
 from fxquant.errors import Reason
 from fxquant.graph.op_mode import Op, OpMode
@@ -134,7 +134,7 @@ def is_data(proxy: fx.Proxy) -> bool:
     return bool(proxy.__dict__.get("data", False))
 
 
-def decide(proxy: fx.Proxy, how: str, convert: Callable[[Any], T], why: Reason) -> T:
+def fix_value(proxy: fx.Proxy, how: str, convert: Callable[[Any], T], why: Reason) -> T:
     """Give the plain value that code asks for, with a check in the graph; a TraceError if it is not metadata."""
     value = value_of(proxy)
     refused: list[Exception] = proxy.tracer.__dict__.setdefault("refused", [])  # the user's code may catch it
@@ -222,7 +222,7 @@ def seeing_proxies(tree: nn.Module) -> Iterator[None]:
     def of_dtype(original: Callable[..., object]) -> Callable[..., object]:
         def call(dtype: object, *rest: object) -> object:
             if isinstance(dtype, fx.Proxy):
-                dtype = decide(dtype, "dtype", lambda value: value, Reason("torch.finfo needs a dtype"))
+                dtype = fix_value(dtype, "dtype", lambda value: value, Reason("torch.finfo needs a dtype"))
             return original(dtype, *rest)
 
         return call

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fxquant.capture.reasons import Cause
-from fxquant.capture.symbolic.concrete import decide, is_argument_of_method, value_of
+from fxquant.capture.symbolic.concrete import fix_value, is_argument_of_method, value_of
 from fxquant.errors import Reason
 from fxquant.ops.table import OPS
 
@@ -24,23 +24,25 @@ class Proxy(fx.Proxy):
             return self.tracer.create_proxy("call_function", function, (self,), {})
         attribute = _Attribute(self, k)
         if isinstance(value_of(attribute), str):  # x.device.type: nothing takes a proxy for a string
-            return decide(attribute, "str", str, Reason("a traced variable cannot be used as a string"))
+            return fix_value(attribute, "str", str, Reason("a traced variable cannot be used as a string"))
         return attribute
 
     def __len__(self) -> int:
-        return int(decide(self, "len", len, Cause.LENGTH.because()))
+        return int(fix_value(self, "len", len, Cause.LENGTH.because()))
 
     def __index__(self) -> int:
         if is_argument_of_method():
             # torch tries whether an argument is an integer before it looks for proxies: say no, and stay general
             raise TypeError("a traced variable is not a plain integer")
-        return int(decide(self, "int", operator.index, Reason("a traced variable cannot be used as a plain integer")))
+        return int(
+            fix_value(self, "int", operator.index, Reason("a traced variable cannot be used as a plain integer"))
+        )
 
     def __int__(self) -> int:
-        return int(decide(self, "int", int, Reason("a traced variable cannot be used as a plain integer")))
+        return int(fix_value(self, "int", int, Reason("a traced variable cannot be used as a plain integer")))
 
     def __float__(self) -> float:
-        return float(decide(self, "float", float, Reason("a traced variable cannot be used as a plain number")))
+        return float(fix_value(self, "float", float, Reason("a traced variable cannot be used as a plain number")))
 
     def __setitem__(self, key: object, value: object) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})

@@ -26,7 +26,7 @@ from fxquant.capture.symbolic.concrete import (
     DataDependent,
     Refused,
     Values,
-    decide,
+    fix_value,
     seeing_proxies,
     value_of,
 )
@@ -120,15 +120,15 @@ class _Tracer(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        return bool(decide(obj, "bool", bool, Cause.CONTROL_FLOW.because()))
+        return bool(fix_value(obj, "bool", bool, Cause.CONTROL_FLOW.because()))
 
     def iter(self, obj: fx.Proxy) -> Iterator[object]:
         items: Any = obj
-        return iter([items[i] for i in range(decide(obj, "len", len, Cause.ITERATED.because()))])
+        return iter([items[i] for i in range(fix_value(obj, "len", len, Cause.ITERATED.because()))])
 
     def keys(self, obj: fx.Proxy) -> Any:
         if isinstance(value_of(obj), dict):
-            return decide(obj, "keys", list, Reason("the keys of a traced variable are not known"))
+            return fix_value(obj, "keys", list, Reason("the keys of a traced variable are not known"))
         return super().keys(obj)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:

@@ -12,7 +12,7 @@ from fxquant.engines.native.read_acts import act_of, is_channel_quantize
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape
 from fxquant.engines.onednn.support import explicit_padding
-from fxquant.engines.read_qdq import is_dequantize, is_quantize, only_user, weight_holder
+from fxquant.engines.read_qdq import is_dequantize, is_quantize, single_user, weight_holder
 from fxquant.graph import torch_compat
 from fxquant.ops.table import Op, argument
 
@@ -55,17 +55,17 @@ def find_group(reader: Reader, node: fx.Node) -> Group | None:
     if weight_holder(reader.region, node.args[1]) is None:
         return None
     nodes, other, act = [node], None, None
-    add = only_user(node)
+    add = single_user(node)
     if add is not None and add not in reader.fused and op.kind not in TRANSPOSED:
         other = _other(reader, node, add)
         if other is not None:
             nodes.append(add)
-    tail = only_user(nodes[-1])
+    tail = single_user(nodes[-1])
     if tail is not None and tail not in reader.fused and tail.args[:1] == (nodes[-1],):
         act = act_of(reader, tail)
         if act is not None:
             nodes.append(tail)
-    quantize = only_user(nodes[-1])
+    quantize = single_user(nodes[-1])
     if not is_quantize(quantize) and not is_channel_quantize(quantize):
         quantize = None
     if other is not None and is_dequantize(other) != (quantize is not None):

@@ -18,7 +18,7 @@ from fxquant.engines.native.read_rows import product, softmax
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View, broadcast, collapse, dense
-from fxquant.engines.read_qdq import is_quantize, only_user
+from fxquant.engines.read_qdq import is_quantize, single_user
 from fxquant.ops.table import argument
 
 _FEWEST = 8  # queries, below which the vectors of the one kernel are mostly empty
@@ -121,12 +121,12 @@ def _one_kernel(
 
 def _grid_behind(reader: Reader, node: fx.Node) -> Grid | None:
     """Return the grid onto which the output is put before anything else looks at it."""
-    behind = only_user(node)
+    behind = single_user(node)
     while behind is not None and not is_quantize(behind):
         op = reader.table.of_node(behind, reader.region)
         if op is None or op.kind not in _MOVES or behind.all_input_nodes[:1] != [node]:
             return None
-        node, behind = behind, only_user(behind)
+        node, behind = behind, single_user(behind)
     if behind is None:
         return None
     try:

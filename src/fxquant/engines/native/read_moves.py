@@ -17,7 +17,7 @@ from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View, axes_by_stride, dense, image, is_image
 from fxquant.engines.onednn.support import setting
-from fxquant.engines.read_qdq import is_quantize, only_user
+from fxquant.engines.read_qdq import is_quantize, single_user
 from fxquant.ops.table import argument
 
 
@@ -46,7 +46,7 @@ def read_cat(reader: Reader, node: fx.Node) -> Value:
     axis = (dim if dim >= 0 else dim + len(shape) + 1) - 1
     if axis < 0:
         raise Unread("it joins batches")
-    after = only_user(node)
+    after = single_user(node)
     grid = views[0].grid
     if grid is None and after is not None and is_quantize(after):
         grid = grid_of_quantize(reader, after)  # each part is rounded on its way
@@ -162,7 +162,7 @@ def _framed(reader: Reader, node: fx.Node) -> View | None:
     assert isinstance(source, fx.Node)
     if frame is None:
         return None
-    value, quantize = reader.values[source], only_user(node)
+    value, quantize = reader.values[source], single_user(node)
     view = value if isinstance(value, View) else None
     if isinstance(value, Outside) and quantize is not None and is_quantize(quantize):
         view = quantize_picture(reader, source, reader.take_in(value), grid_of_quantize(reader, quantize))

@@ -19,7 +19,7 @@ from fxquant.engines.native.rows import Rows
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, dense, drop_height, round_up
 from fxquant.engines.onednn.support import setting
-from fxquant.engines.read_qdq import is_quantize, only_user
+from fxquant.engines.read_qdq import is_quantize, single_user
 
 
 def _module(reader: Reader, node: fx.Node) -> nn.Module | None:
@@ -46,7 +46,7 @@ def _affine(reader: Reader, node: fx.Node, places: tuple[int, int], count: int) 
 
 def _grid_after(reader: Reader, node: fx.Node) -> tuple[fx.Node | None, Grid | None]:
     """Return the quantize that takes the output of a node, alone, and its grid."""
-    after = only_user(node)
+    after = single_user(node)
     if after is None or not is_quantize(after):
         return None, None
     return after, grid_of_quantize(reader, after)

@@ -20,7 +20,7 @@ from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Buffer, Grid, View, image, read_back, round_up, stand_in
 from fxquant.engines.onednn.support import setting
-from fxquant.engines.read_qdq import is_quantize, only_user
+from fxquant.engines.read_qdq import is_quantize, single_user
 
 
 def _pair(value: int | Sequence[int], count: int) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ def _done(reader: Reader, node: fx.Node, end: fx.Node, made: View) -> View:
 
 def _ends(reader: Reader, node: fx.Node, x: Grid, own_grid: bool) -> tuple[fx.Node, Grid | None]:
     """(node whose output it is, its grid): a quantize that follows is taken in."""
-    after = only_user(node)
+    after = single_user(node)
     if after is not None and is_quantize(after) and after not in reader.fused:
         grid = grid_of_quantize(reader, after)
         if own_grid or grid == x:

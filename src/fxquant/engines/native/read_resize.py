@@ -16,7 +16,7 @@ from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.resize import Resize, Sums, sums_of, tables
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View, image
-from fxquant.engines.read_qdq import is_quantize, only_user
+from fxquant.engines.read_qdq import is_quantize, single_user
 
 _MOST_PROBED = 2**26  # elements that torch makes of such pictures
 _MOST_TAPS = 64
@@ -30,7 +30,7 @@ def read_interpolate(reader: Reader, node: fx.Node) -> Value:
     x = as_image(reader, reader.view(source), (0, 0, 0, 0))
     y_sums, x_sums = (_probe(reader, node, source, x.shape, axis) for axis in (1, 2))
     copies = y_sums.taps == x_sums.taps == 1 and bool((y_sums.weights == 1).all() and (x_sums.weights == 1).all())
-    after = only_user(node)
+    after = single_user(node)
     grid = x.grid if copies else None
     if not copies and after is not None and is_quantize(after):
         grid = grid_of_quantize(reader, after)

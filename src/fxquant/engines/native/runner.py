@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxquant.engines.agreement import compare, nudge
+from fxquant.engines.agreement import compare_results, nudge
 from fxquant.engines.known_code import unknown_code
 from fxquant.engines.native import kept
 from fxquant.engines.native.again import Again
@@ -254,7 +254,7 @@ class NativeRunner(Runner):
             made.lay_out(raw)
             with torch.random.fork_rng(devices=[]):
                 found = _run(made, inputs)
-            compare(returned(graph, raw), found, lambda: interpret(region, graph, nudge(inputs)), "native")
+            compare_results(returned(graph, raw), found, lambda: interpret(region, graph, nudge(inputs)), "native")
         except Unread:
             raise
         except Exception as error:  # a model runs, whatever is wrong with its code

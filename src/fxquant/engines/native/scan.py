@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx
 
-from fxquant.engines.agreement import compare, nudge
+from fxquant.engines.agreement import compare_results, nudge
 from fxquant.engines.hooks import Hooks
 from fxquant.engines.native.arithmetic import largest
 from fxquant.engines.native.compiler import Library, module_text, object_code
@@ -207,7 +207,9 @@ class Scans:
             scan = Scan(read_step(region, filled_graph(region), self.machine), self.machine)
             few = x[:_COMPARED]
             expected = _one_by_one(region, few, state)
-            compare(expected, scan(few, state, False), lambda: _one_by_one(region, *nudge((few, state))), "native")
+            compare_results(
+                expected, scan(few, state, False), lambda: _one_by_one(region, *nudge((few, state))), "native"
+            )
         except (Unread, FxQuantError) as error:
             self.refused = str(error)
             log.info("%r runs step by step: %s", origin_of(region).path, error)

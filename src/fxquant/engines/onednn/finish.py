@@ -19,7 +19,7 @@ from fxquant.engines.onednn.kernel_modules import Kernel
 from fxquant.engines.onednn.kernels import Grid, dequantize, quantize
 from fxquant.engines.onednn.lower_layout import mark
 from fxquant.engines.onednn.support import clamp_bounds
-from fxquant.engines.read_qdq import grid_of, integers, is_dequantize, only_user, quantize_after
+from fxquant.engines.read_qdq import grid_of, integers, is_dequantize, quantize_after, single_user
 from fxquant.graph.nodes import tensor_info
 from fxquant.graph.region import Region
 from fxquant.ops.table import Layout, OpTable, activation_nodes
@@ -68,7 +68,7 @@ def _finish(region: Region, node: fx.Node, ops: OpTable) -> None:
     add = _residual(region, node, ops)
     last = node if add is None else add
     other = None if add is None else next(operand for operand in add.all_input_nodes if operand is not node)
-    tail = only_user(last)
+    tail = single_user(last)
     op = ops.of_node(tail, region) if tail is not None else None
     if tail is not None and op is not None and op.kind in IN_PLACE and tail.args[:1] == (last,):
         last = tail
@@ -95,7 +95,7 @@ def _finish(region: Region, node: fx.Node, ops: OpTable) -> None:
 
 def _residual(region: Region, node: fx.Node, ops: OpTable) -> fx.Node | None:
     """Return the only user of a kernel's result, if it adds a dequantized tensor of the same shape."""
-    add = only_user(node)
+    add = single_user(node)
     op = ops.of_node(add, region) if add is not None else None
     if add is None or op is None or not op.adds or len(add.args) != 2 or add.kwargs:
         return None

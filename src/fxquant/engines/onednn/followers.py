@@ -17,7 +17,7 @@ from torch import fx, nn
 from fxquant.engines.onednn import kernels
 from fxquant.engines.onednn.lower_layout import mark
 from fxquant.engines.onednn.support import clamp_bounds
-from fxquant.engines.read_qdq import dtype_of, grid_of, integers, is_dequantize, only_user, quantize_after
+from fxquant.engines.read_qdq import dtype_of, grid_of, integers, is_dequantize, quantize_after, single_user
 from fxquant.graph.nodes import tensor_info
 from fxquant.graph.region import Region
 from fxquant.ops.table import Layout, Op, OpTable, activation_nodes
@@ -74,7 +74,7 @@ def _replace(region: Region, end: fx.Node, node: fx.Node, make: Callable[[fx.Gra
 
 def _through_tail(region: Region, node: fx.Node, ops: OpTable) -> tuple[fx.Node | None, Bounds | None]:
     """Return the quantize after a relu or a clamp that is the only user, and the bounds."""
-    tail = only_user(node)
+    tail = single_user(node)
     op = ops.of_node(tail, region) if tail is not None else None
     if tail is None or op is None or op.kind not in ("relu", "clamp") or tail.args[:1] != (node,):
         return None, None

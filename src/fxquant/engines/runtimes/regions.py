@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fxquant.capture.symbolic.trace import run_forward
 from fxquant.engines import layout
-from fxquant.engines.agreement import check_agreement, compare, nudge
+from fxquant.engines.agreement import check_agreement, compare_results, nudge
 from fxquant.engines.example import example_of
 from fxquant.engines.onednn.lower import lower
 from fxquant.engines.onednn.runner import OneDnn
@@ -165,7 +165,7 @@ def _agree(expected: object, found: object, nudged: Callable[[], object], engine
     if any(not isinstance(a, Tensor) and a != b for a, b in pairs):
         return False
     try:
-        compare(expected, found, nudged, engine)
+        compare_results(expected, found, nudged, engine)
     except FxQuantError:
         return False
     return True

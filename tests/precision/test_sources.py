@@ -7,7 +7,7 @@ import pytest
 import fxquant as fq
 from fxquant.engines.table import as_engine
 from fxquant.graph.amendments import Amendments
-from fxquant.precision import sites
+from fxquant.precision import sources
 from fxquant.precision.attribute import NOW
 from zoo import ZOO
 
@@ -17,11 +17,11 @@ def test_grids_of_the_worst_are_measured_through_all_that_follows(monkeypatch: p
     inputs = entry.inputs()
     prepared = fq.prepare_fx(entry.build().eval(), fq.get_default_qconfig_mapping(), inputs)
     fq.calibrate(prepared, [inputs])
-    monkeypatch.setattr(sites, "MATTERS", 0.0)
+    monkeypatch.setattr(sources, "MATTERS", 0.0)
     found = {}
     for most in (1000, 2):
-        monkeypatch.setattr(sites, "LOOKED_AT", most)
-        found[most] = sites.find_sites(
+        monkeypatch.setattr(sources, "LOOKED_AT", most)
+        found[most] = sources.find_sources(
             prepared,
             [inputs],
             engine=as_engine("reference"),
@@ -29,8 +29,8 @@ def test_grids_of_the_worst_are_measured_through_all_that_follows(monkeypatch: p
             outputs=["output"],
             wide=False,
         )
-    tried = [[site for site in each if len(site.noise) > 1] for each in found.values()]
+    tried = [[source for source in each if len(source.noise) > 1] for each in found.values()]
     assert len(tried[0]) > len(tried[1]) == 2
-    whole = {site.name: site.noise for site in tried[0]}
-    for site in tried[1]:
-        assert site.noise[NOW] > 0 and site.noise == pytest.approx(whole[site.name], rel=1e-4)
+    whole = {source.name: source.noise for source in tried[0]}
+    for source in tried[1]:
+        assert source.noise[NOW] > 0 and source.noise == pytest.approx(whole[source.name], rel=1e-4)

@@ -43,7 +43,7 @@ RANGES: dict[str, dict[str, Any]] = {
     "entropy": {"observer": "entropy"},
 }
 MATTERS = 0.01  # of all noise: what makes less is left alone
-LOOKED_AT = 24  # sites of which other grids are tried
+LOOKED_AT = 24  # sources of which other grids are tried
 SAMPLES = 4  # that gradients are taken of: they hold what a pass computes
 _PER_VALUE = 16.0  # multiply-adds that the rounding of a value, or a float op on it, is about worth
 
@@ -66,10 +66,10 @@ class Reader:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Site:
-    """A rounded tensor, with its noise at the outputs by grid, as a share of their power. `place` is its quantizer.
+class Source:
+    """A rounded tensor as a source of noise: that at the outputs by grid, as a share of their power.
 
-    Of a weight, the readers are the ops that it belongs to.
+    `place` is its quantizer. Of a weight, the readers are the ops that it belongs to.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Site:
 
 
 @torch.no_grad()
-def find_sites(
+def find_sources(
     prepared: nn.Module,
     batches: Sequence[object],
     *,
@@ -91,8 +91,8 @@ def find_sites(
     outputs: Sequence[str],
     wide: bool,
     chosen: bool = False,
-) -> list[Site]:
-    """Return the sites of a calibrated model as it would be converted, in the order of the model.
+) -> list[Source]:
+    """Return the sources of a calibrated model as it would be converted, in the order of the model.
 
     Without `chosen`, weights whose integers an algorithm chooses are none: they make far less noise than the nearest,
     which it would be judged by.
@@ -103,7 +103,11 @@ def find_sites(
         left_out = left_out or (not chosen and any(each.chooses_weights for each in preparation_of(region).algorithms))
         preparation_of(region).algorithms = ()  # what they do to weights and biases would be measured as noise
     frozen = freeze(decided)
-    found = {site.name: (module, site) for module, site in _sites(decided, frozen) if not (left_out and site.is_weight)}
+    found = {
+        source.name: (module, source)
+        for module, source in _sources(decided, frozen)
+        if not (left_out and source.is_weight)
+    }
     few = [smaller(batch) for batch in batches]
     with left_as_it_was(frozen, code_only=True):
         noise = attribute(
@@ -114,10 +118,10 @@ def find_sites(
             lambda noise: {name: _grids(*found[name], wide) for name in _worst(noise, found)},
         )
     known = _is_known(noise)
-    return [_measured(site, noise[name], known, len(batches)) for name, (_, site) in found.items()]
+    return [_measured(source, noise[name], known, len(batches)) for name, (_, source) in found.items()]
 
 
-def _worst(noise: Mapping[str, Noise], found: Mapping[str, tuple[nn.Module, Site]]) -> list[str]:
+def _worst(noise: Mapping[str, Noise], found: Mapping[str, tuple[nn.Module, Source]]) -> list[str]:
     """Return the activations of which other grids are tried."""
     known = _is_known(noise)
     own = {name: _of(each, known)[NOW] for name, each in noise.items()}
@@ -135,13 +139,13 @@ def _of(noise: Noise, known: bool) -> Mapping[str, float]:
     return noise.by_grid if known else noise.own
 
 
-def _measured(site: Site, noise: Noise, known: bool, count: int) -> Site:
-    return Site(
-        name=site.name,
-        place=site.place,
-        spec=site.spec,
-        is_weight=site.is_weight,
-        readers=site.readers,
+def _measured(source: Source, noise: Noise, known: bool, count: int) -> Source:
+    return Source(
+        name=source.name,
+        place=source.place,
+        spec=source.spec,
+        is_weight=source.is_weight,
+        readers=source.readers,
         noise=_of(noise, known),
         calls=noise.calls / max(count, 1),
     )
@@ -155,7 +159,7 @@ def smaller(batch: object) -> object:
     return tree_map(lambda leaf: leaf[:SAMPLES] if isinstance(leaf, Tensor) else leaf, batch)
 
 
-def _sites(decided: nn.Module, frozen: nn.Module) -> Iterator[tuple[nn.Module, Site]]:
+def _sources(decided: nn.Module, frozen: nn.Module) -> Iterator[tuple[nn.Module, Source]]:
     rounding = dict(regions(frozen))
     for path, region in regions(decided):
         other, at = rounding[path], origin_of(region).path
@@ -165,17 +169,17 @@ def _sites(decided: nn.Module, frozen: nn.Module) -> Iterator[tuple[nn.Module, S
         for name, module in quantizers:
             own = tuple(reader for reader, inputs in readers.values() if name in inputs)
             if isinstance(module, FakeQuant) and module.state == "frozen" and own:
-                yield module, _site(f"{path}.{container}.{name}", (at, name), module.spec, own)
+                yield module, _source(f"{path}.{container}.{name}", (at, name), module.spec, own)
         for name, module in other.named_modules():
             if type(module) is QatBlock:
                 own = tuple(readers[node.name][0] for node in region.graph.nodes if node.target == name)
                 label = f"{path}.{name}".lstrip(".")
                 if own:
-                    yield module.weight_fq, _site(label, (at, name), module.weight_fq.spec, own, is_weight=True)
+                    yield module.weight_fq, _source(label, (at, name), module.weight_fq.spec, own, is_weight=True)
 
 
-def _site(name: str, place: Place, spec: Spec, readers: tuple[Reader, ...], is_weight: bool = False) -> Site:
-    return Site(name=name, place=place, spec=spec, is_weight=is_weight, readers=readers, noise={}, calls=0.0)
+def _source(name: str, place: Place, spec: Spec, readers: tuple[Reader, ...], is_weight: bool = False) -> Source:
+    return Source(name=name, place=place, spec=spec, is_weight=is_weight, readers=readers, noise={}, calls=0.0)
 
 
 def _readers(region: Region, at: str) -> Iterator[tuple[str, tuple[Reader, tuple[str | None, ...]]]]:
@@ -202,21 +206,21 @@ def _readers(region: Region, at: str) -> Iterator[tuple[str, tuple[Reader, tuple
         yield node.name, (reader, note.inputs)
 
 
-def _grids(module: nn.Module, site: Site, wide: bool) -> dict[str, Rounds]:
-    """Other ways to round the tensor of a site, by what might be changed."""
+def _grids(module: nn.Module, source: Source, wide: bool) -> dict[str, Rounds]:
+    """Other ways to round the tensor of a source, by what might be changed."""
     assert isinstance(module, FakeQuant)
     found: dict[str, Rounds] = {}
-    if site.spec.observer == "histogram" and module.observer is not None:
+    if source.spec.observer == "histogram" and module.observer is not None:
         changes = {**RANGES, **({WIDE: {"bits": 16, "observer": "minmax"}} if wide else {})}
         for name, change in changes.items():
-            spec = site.spec.with_(**change)
-            if spec == site.spec:  # as it is
+            spec = source.spec.with_(**change)
+            if spec == source.spec:  # as it is
                 continue
             other = FakeQuant(spec, module.name)
             statistics.recall(other, [module.observer])
             other.freeze()
             found[name] = _fixed(other)
-        if all(reader.dynamic for reader in site.readers):
+        if all(reader.dynamic for reader in source.readers):
             found[AT_RUN_TIME] = functools.partial(_round_dynamic, DYNAMIC)
     return found
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fxquant as fq
-from fxquant.capture.compare import run
+from fxquant.capture.run_untraced import run
 
 
 def test_random_numbers_start_over_and_the_users_go_on() -> None:

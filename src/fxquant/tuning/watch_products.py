@@ -20,9 +20,9 @@ from fxquant.ops.table import OPS, Role
 from fxquant.passes.candidates import is_float_tensor
 
 
-def watch_inputs(prepared: nn.Module) -> None:
+def watch_products(prepared: nn.Module) -> None:
     """Add what is missing to a prepared model, in place, before it is calibrated."""
-    run_passes(prepared, (_watch_inputs,), Context(), only=lambda region: is_open(region) and _watches(region))
+    run_passes(prepared, (_watch_products,), Context(), only=lambda region: is_open(region) and _watches(region))
 
 
 def _watches(region: Region) -> bool:
@@ -31,7 +31,7 @@ def _watches(region: Region) -> bool:
     return bool(path) and any(isinstance(module, FakeQuant) for module in region.get_submodule(path).children())
 
 
-def _watch_inputs(region: Region, context: Context) -> None:
+def _watch_products(region: Region, context: Context) -> None:
     path = preparation_of(region).statistics_path
     kept = region.get_submodule(path)
     assert isinstance(kept, Statistics)

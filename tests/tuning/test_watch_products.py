@@ -13,7 +13,7 @@ from fxquant.ops.table import OPS
 from fxquant.passes.candidates import same_op
 from fxquant.tuning.plan import PlanRules
 from fxquant.tuning.space import Unit, find_units
-from fxquant.tuning.watch_inputs import watch_inputs
+from fxquant.tuning.watch_products import watch_products
 from zoo import ZOO
 
 
@@ -29,7 +29,7 @@ def test_any_op_can_be_lifted_and_any_alone_be_quantized(name: str, engine: Any)
     prepared = fq.prepare_fx(
         entry.build(), fq.get_default_qconfig_mapping(), entry.inputs(), example_kwargs=entry.kwargs()
     )
-    watch_inputs(prepared)
+    watch_products(prepared)
     prepared(*entry.inputs(), **entry.kwargs())
     units = find_units(prepared, fq.explain(decide(prepared, engine=engine)))
     assert units
