@@ -11,9 +11,9 @@ import logging
 
 from torch import fx, nn
 
+from fxquant.engines.made_from import called_modules
 from fxquant.engines.read_qdq import weight_path
 from fxquant.engines.transformed import Transformed, takes
-from fxquant.engines.watch import called_modules
 from fxquant.graph import torch_compat
 from fxquant.graph.lowering import Runner, filled_graph, reference_graph, run_instead, run_own_graph, runs_own_graph
 from fxquant.graph.region import Region, region_name

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx.node import _get_qualified_name
 from torch.utils import _pytree as pytree
 
-from fxquant.engines.watch import called_modules
+from fxquant.engines.made_from import called_modules
 from fxquant.graph.paths import get_attr
 from fxquant.graph.region import Region
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from fxquant.engines.made_from import plain_attributes
 from fxquant.engines.native.cache import entry_name
 from fxquant.engines.native.libraries import SOURCES, Libraries
 from fxquant.engines.native.machine import Machine
@@ -27,7 +28,6 @@ from fxquant.engines.native.results import Result
 from fxquant.engines.native.slots import Import
 from fxquant.engines.native.together import takes_rows
 from fxquant.engines.native.values import Buffer
-from fxquant.engines.watch import plain_attributes
 from fxquant.graph.region import Region, kernel_path_of
 
 _MOST_BYTES = 32 << 20  # of constants

@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 
 from fxquant.engines.agreement import compare_results, nudge
 from fxquant.engines.known_code import unknown_code
+from fxquant.engines.made_from import MadeFrom, made_from
 from fxquant.engines.native import kept
 from fxquant.engines.native.again import Again
 from fxquant.engines.native.cache import Cache
@@ -40,7 +41,6 @@ from fxquant.engines.native.together import takes_rows, together
 from fxquant.engines.native.verdicts import keep_verdict, load_verdict
 from fxquant.engines.onednn.kernels import has_nan
 from fxquant.engines.onednn.runner import OneDnn
-from fxquant.engines.watch import Watch, watch
 from fxquant.errors import FxQuantError, InputError
 from fxquant.graph import torch_compat
 from fxquant.graph.lowering import Runner
@@ -77,7 +77,7 @@ class NativeRunner(Runner):
         self._forget()
 
     def _forget(self) -> None:
-        self.watch: Watch | None = None
+        self.made_from: MadeFrom | None = None
         self.placeholders: list[fx.Node] = []
         self.parameters: list[nn.Parameter] = []
         self.programs: dict[Key, Program] = {}
@@ -147,13 +147,13 @@ class NativeRunner(Runner):
         key = key_of(inputs) if inputs is not None else None
         if inputs is None or key is None:
             return self._pass_on(region, args, kwargs, "for arguments without a batch of tensors on the CPU")
-        steady = self.watch is not None and self.watch.holds()
+        steady = self.made_from is not None and self.made_from.holds()
         if not steady:
             with self._lock:
                 self.programs.clear()
                 self.refused.clear()
                 self.again = Again()
-                self.watch, self.parameters = watch(region), list(region.parameters())
+                self.made_from, self.parameters = made_from(region), list(region.parameters())
         if torch.is_grad_enabled() and self._for_gradients(inputs):
             return self._pass_on(region, args, kwargs, "where gradients are asked for: use torch.no_grad()")
         program = self.programs.get(key)
@@ -172,9 +172,9 @@ class NativeRunner(Runner):
 
     def _standing(self, region: Region) -> Standing | None:
         """Return all that an answer depends on besides the inputs."""
-        filled, watched = lowering_of(region).filled, self.watch
-        assert filled is not None and watched is not None
-        one, other = filled.standing(), watched.standing()
+        filled, standing = lowering_of(region).filled, self.made_from
+        assert filled is not None and standing is not None
+        one, other = filled.standing(), standing.standing()
         return None if one is None or other is None else one + other
 
     def _by_code(self, region: Region, key: Key, inputs: list[object], program: Program | None) -> object:

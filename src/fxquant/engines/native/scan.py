@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from fxquant.engines.agreement import compare_results, nudge
 from fxquant.engines.hooks import Hooks
+from fxquant.engines.made_from import MadeFrom, made_from
 from fxquant.engines.native.arithmetic import largest
 from fxquant.engines.native.compiler import Library, module_text, object_code
 from fxquant.engines.native.machine import Machine
@@ -27,7 +28,6 @@ from fxquant.engines.native.recurrent import Cell, Kind, emit, pack
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.onednn.pairs import may_overflow
 from fxquant.engines.read_qdq import weight_holder
-from fxquant.engines.watch import Watch, watch
 from fxquant.errors import FxQuantError
 from fxquant.graph import torch_compat
 from fxquant.graph.lowering import filled_graph
@@ -174,7 +174,7 @@ class Scans:
         self.machine = machine
         self.scan: Scan | None = None
         self.refused = ""  # why there is none
-        self.watch: Watch | None = None
+        self.made_from: MadeFrom | None = None
         self.hooks = Hooks()
 
     def __call__(self, region: Region, x: Tensor, state: tuple[Tensor, ...], backwards: bool) -> Any:
@@ -184,7 +184,7 @@ class Scans:
         usual = all(type(each) is Tensor and each.dtype == torch.float32 and each.is_cpu for each in (x, *state))
         if not usual or not x.numel() or self.hooks.listen(region):
             return None
-        if self.watch is None or not self.watch.holds():
+        if self.made_from is None or not self.made_from.holds():
             self._make(region, x, state)
         return None if self.scan is None or not self._takes(x, state) else self.scan(x, state, backwards)
 
@@ -202,7 +202,7 @@ class Scans:
         return x.shape[2] == cell.gates * cell.hidden and all(each.shape == (rows, cell.hidden) for each in state)
 
     def _make(self, region: Region, x: Tensor, state: tuple[Tensor, ...]) -> None:
-        self.scan, self.refused, self.watch = None, "", watch(region)
+        self.scan, self.refused, self.made_from = None, "", made_from(region)
         try:
             scan = Scan(read_step(region, filled_graph(region), self.machine), self.machine)
             few = x[:_COMPARED]

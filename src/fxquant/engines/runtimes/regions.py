@@ -20,10 +20,10 @@ from fxquant.capture.symbolic.trace import run_forward
 from fxquant.engines import layout
 from fxquant.engines.agreement import check_agreement, compare_results, nudge
 from fxquant.engines.example import example_of
+from fxquant.engines.made_from import MadeFrom, made_from
 from fxquant.engines.onednn.lower import lower
 from fxquant.engines.onednn.runner import OneDnn
 from fxquant.engines.runtimes.runtime import AnyRuntime
-from fxquant.engines.watch import Watch, watch
 from fxquant.errors import ConfigError, FxQuantError
 from fxquant.export.reference import reference_of
 from fxquant.graph import torch_compat
@@ -54,7 +54,7 @@ class RegionRunner(Runner):
         lowered = lowering_of(region).runner
         assert isinstance(lowered, OneDnn)
         self.lowered = lowered
-        self.watch: Watch | None = watch(region)
+        self.made_from: MadeFrom | None = made_from(region)
         self.digest: int | None = None  # of the region that this is a copy for
         self.failed = ""  # why the runtime is not asked again
         self.told: set[str] = set()
@@ -67,11 +67,11 @@ class RegionRunner(Runner):
     def renew(self) -> None:
         """The region has other tensors: its runtime is made again from them."""
         self.lowered.renew()
-        self.runtime, self.watch, self.failed = None, None, ""
+        self.runtime, self.made_from, self.failed = None, None, ""
         self.layouts.clear()
 
     def _make(self, region: Region) -> None:
-        self.watch = watch(region)
+        self.made_from = made_from(region)
         try:
             self.runtime = _make_runtime(region, self.kind, alone=self.alone)
         except FxQuantError as error:
@@ -81,14 +81,14 @@ class RegionRunner(Runner):
     def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if self.runtime is None and not self.failed and torch_compat.plain_mode():
             self._make(region)
-        if self.watch is None:
-            self.watch = watch(region)
-            self.failed = "" if self.watch.digest() == self.digest else _CHANGED
+        if self.made_from is None:
+            self.made_from = made_from(region)
+            self.failed = "" if self.made_from.digest() == self.digest else _CHANGED
         if self.failed:
             return self.lowered(region, args, kwargs)
         if self.runtime is None or not torch_compat.plain_mode():
             return self._pass_on("under tracing, torch.func or a mode of torch", region, args, kwargs)
-        if self.lowered.hooks.listen(region) or not self.watch.holds():
+        if self.lowered.hooks.listen(region) or not self.made_from.holds():
             return self._pass_on(_CHANGED, region, args, kwargs)
         try:
             tensors = self.runtime.signature.flatten(args, kwargs)
@@ -143,9 +143,9 @@ class RegionRunner(Runner):
 
     def __getstate__(self) -> dict[str, object]:
         digest = self.digest
-        if self.watch is not None:
-            digest = self.watch.digest() if self.watch.holds() else None
-        return {**self.__dict__, "watch": None, "digest": digest, "failed": "", "told": set()}
+        if self.made_from is not None:
+            digest = self.made_from.digest() if self.made_from.holds() else None
+        return {**self.__dict__, "made_from": None, "digest": digest, "failed": "", "told": set()}
 
 
 def _compare_layouts(expected: object, found: object) -> tuple[tuple[int, ...], ...] | None:

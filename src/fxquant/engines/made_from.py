@@ -1,4 +1,4 @@
-"""What a region was when something was made of it: machine code, or a graph for another runtime."""
+"""What a region was when something was made from it: machine code, or a graph for another runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _version = operator.attrgetter("_version")
 
 
 @dataclass(kw_only=True, slots=True)
-class Watch:
+class MadeFrom:
     """The tensors of a region, and the modes of its modules: which ones stand there, and the values of some."""
 
     tables: list[dict[str, Any]]  # where the tensors stand in the model
@@ -73,8 +73,8 @@ def plain_attributes(module: nn.Module) -> list[str]:
     return [name for name, value in module.__dict__.items() if isinstance(value, Tensor)]
 
 
-def watch(region: Region) -> Watch:
-    """Watch a region, of whose tensors copies were made."""
+def made_from(region: Region) -> MadeFrom:
+    """Note what a region is now, as something is made from it: copies of its tensors, or code."""
     places = []
     for module in region.modules():
         if isinstance(module, Grid) and module.scale.dim() == 0:  # passes/fill_grids.py looks at it
@@ -88,7 +88,7 @@ def watch(region: Region) -> Watch:
     bases = (tensor if tensor._base is None else tensor._base for tensor in tensors)
     counted = list({id(tensor): tensor for tensor in bases}.values())
     placed = [tensor for tensor in tensors if tensor.layout is torch.strided]
-    return Watch(
+    return MadeFrom(
         tables=[table for table, _, _ in places],
         names=[name for _, name, _ in places],
         tensors=tensors,
