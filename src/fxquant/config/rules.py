@@ -58,7 +58,6 @@ class Choice:
 
 
 Setter = Callable[[str, str, Any], Any]
-MappingLike = QConfigMapping | Mapping[str, Any] | Setter | tuple[Setter, ...]
 
 
 def _type_name(object_type: object) -> str:

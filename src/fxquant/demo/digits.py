@@ -13,7 +13,6 @@ from torch.nn import functional as F
 Batches = list[tuple[Tensor, Tensor]]
 
 BATCH = 64
-CALIBRATION_BATCHES = 8
 
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:

@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 
 from fxquant.errors import StageError
 
-Move = Callable[[Tensor], Tensor]
 Values = TypeVar("Values")
 
 

@@ -61,11 +61,6 @@ def key_of(inputs: Sequence[object]) -> Key | None:
     return tuple(key) if batch > 0 else None
 
 
-def form_of(key: Key) -> list[object]:
-    """Return a key without the sizes: dtypes and numbers of dimensions."""
-    return [(part[0], len(part[1])) if isinstance(part[0], torch.dtype) else part for part in key]
-
-
 def is_plain(value: Tensor) -> bool:
     usual = value.is_cpu and value.layout is torch.strided and value.dim() > 0 and value.numel() > 0
     return usual and not value.is_neg() and not value.is_conj()

@@ -50,7 +50,6 @@ from fxquant.graph.standing import Standing
 
 log = logging.getLogger("fxquant")
 
-Listener = Callable[[Program | None, list[Any]], None]  # gets the calls; see tables/profile.py
 _WRITTEN = "torch.jit.trace or torch.export wrote down torch's ops, and it gives what they give since then"
 _MANY = "Code is made for the first sizes that come; engine=fxquant.Native(sizes=...) says for how many."
 

@@ -21,7 +21,6 @@ from fxquant.engines.native.machine import Machine
 
 MAGIC = 12582912.0  # 1.5 * 2**23: the sum of it and a small integer has that integer in its low bits
 _LARGEST = float(2**30)
-MAGIC_BITS = 0x4B400000
 
 
 def parts(vectors: int) -> list[int]:
