@@ -36,6 +36,33 @@ def test_another_activation_is_what_runs(engine: str) -> None:
     assert sqnr_db(before, model(X)) < 20
 
 
+@pytest.mark.parametrize("engine", [*ENGINES, "onnxruntime"])
+def test_a_forward_put_on_a_module_is_what_runs(engine: str) -> None:
+    pytest.importorskip("onnxruntime" if engine == "onnxruntime" else "torch")
+    model = quantized(engine)
+    before = model(X)
+    model[0][1].forward = lambda x: 3 * x.abs()
+    plain = quantized("reference")
+    plain[0][1].forward = model[0][1].forward
+    for _ in range(3):
+        assert sqnr_db(plain(X), model(X)) > 35
+    assert sqnr_db(before, model(X)) < 10
+    del model[0][1].__dict__["forward"]
+    for _ in range(3):
+        assert sqnr_db(before, model(X)) > 60
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_module_of_another_class_does_what_that_does(engine: str) -> None:
+    plain, model = quantized("reference"), quantized(engine)
+    before = model(X)
+    for each in (plain, model):
+        each[0][1].__class__ = nn.Tanh
+    for _ in range(3):
+        assert sqnr_db(plain(X), model(X)) > 35
+    assert sqnr_db(before, model(X)) < 20
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_float_layer_in_the_place_of_integers_is_refused(engine: str) -> None:
     model = quantized(engine)

@@ -46,8 +46,8 @@ def same_class(cls: type, name: str) -> bool:
 
 
 def stock_row(module: nn.Module) -> Row | None:
-    """Return the row of a stock module; None if it is none, or has settings that are not plain."""
-    if stock_class(name_of(type(module))) is not type(module):
+    """Return the row of a stock module; None if it is none, or has settings that are not plain, or its own forward."""
+    if stock_class(name_of(type(module))) is not type(module) or "forward" in module.__dict__:
         return None
     fields = fields_of(type(module))
     settings = {key: value for key, value in module.__dict__.items() if key in fields}

@@ -1,19 +1,22 @@
 """The modules that the graph of a converted region calls or reads from, and whether they still stand where they did.
 
 Kernels are made of what those modules held. One that is put in the place of another, `model.relu = nn.GELU()`, has to
-be seen as torch.fx would see it, and one that lacks what the graph reads, `model.fc = nn.Linear(...)`, is refused.
+be seen as torch.fx would see it, and so has a `forward` that is put on one, or another class. One that lacks what the
+graph reads, `model.fc = nn.Linear(...)`, is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 from operator import getitem, is_
+from typing import Any
 
 from torch import fx, nn
 
 from fxquant.errors import StageError
 from fxquant.graph.paths import find_module, get_attr
-from fxquant.graph.standing import Standing
+from fxquant.graph.standing import ABSENT, Standing
 
 
 class ReadModules:
@@ -21,7 +24,10 @@ class ReadModules:
 
     def __init__(self, region: nn.Module, graph: fx.Graph) -> None:
         found: dict[tuple[int, str], tuple[dict[str, nn.Module | None], str, nn.Module]] = {}
+        called: dict[int, nn.Module] = {}
         for node in graph.nodes:
+            if node.op == "call_module":
+                called.update({id(part): part for part in _parts(region, str(node.target))})
             if node.op in ("call_module", "get_attr"):
                 _check(region, node)
                 for table, name, child in _way(region, str(node.target)):
@@ -29,16 +35,36 @@ class ReadModules:
         self._tables = [table for table, _, _ in found.values()]
         self._names = [name for _, name, _ in found.values()]
         self._children = [child for _, _, child in found.values()]
+        self._called = list(called.values())
+        self._kinds = list(map(type, self._called))
+        self._fields: list[dict[str, Any]] = [module.__dict__ for module in self._called]
+        self._forwards = [fields.get("forward", ABSENT) for fields in self._fields]
 
     def stand(self) -> bool:
-        """Tell whether all stand where they did. A pass in C: this is before each call."""
+        """Tell whether all stand where they did, and do what they did. Passes in C: this is before each call."""
         try:
-            return all(map(is_, map(getitem, self._tables, self._names), self._children))
+            if not all(map(is_, map(getitem, self._tables, self._names), self._children)):
+                return False
         except KeyError:
             return False
+        if not all(map(is_, map(type, self._called), self._kinds)):
+            return False
+        return all(map(is_, map(dict.get, self._fields, repeat("forward"), repeat(ABSENT)), self._forwards))
 
     def standing(self) -> Standing:
-        return Standing(places=tuple(zip(self._tables, self._names, self._children, strict=True)))
+        forwards = zip(self._fields, repeat("forward"), self._forwards, strict=False)
+        return Standing(
+            places=(*zip(self._tables, self._names, self._children, strict=True), *forwards),
+            kinds=tuple(zip(self._called, self._kinds, strict=True)),
+        )
+
+
+def _parts(region: nn.Module, path: str) -> Iterator[nn.Module]:
+    """The module that a graph calls and those inside, without graphs, which run in a way of their own."""
+    module = find_module(region, path)
+    for part in () if module is None else module.modules():
+        if not isinstance(part, fx.GraphModule):
+            yield part
 
 
 def _way(region: nn.Module, path: str) -> Iterator[tuple[dict[str, nn.Module | None], str, nn.Module]]:

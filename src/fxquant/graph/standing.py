@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+ABSENT = object()  # in `places`: nothing stands there
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
     """Facts that held at a call. While they hold, nothing has been put elsewhere or written to."""
 
     places: tuple[tuple[Mapping[str, Any], str, object], ...] = ()  # which object stands at a key of a table
+    kinds: tuple[tuple[object, type], ...] = ()  # of which class an object is
     pointers: tuple[tuple[Tensor, int], ...] = ()  # where the memory of a tensor is
     versions: tuple[tuple[Tensor, int], ...] = ()  # how often a tensor was written to
     memory: tuple[tuple[NDArray[np.uint8], bytes], ...] = ()  # what is in it, where writes are not counted
@@ -23,6 +26,7 @@ class Standing:
     def __add__(self, other: Standing) -> Standing:
         return Standing(
             places=self.places + other.places,
+            kinds=self.kinds + other.kinds,
             pointers=self.pointers + other.pointers,
             versions=self.versions + other.versions,
             memory=self.memory + other.memory,

@@ -63,10 +63,14 @@ class OpTable:
             return None
 
     def of_node(self, node: fx.Node, root: nn.Module) -> Op | None:
-        """Return the row of a graph node; a module with an `op_class` stands for an op of that class."""
+        """Return the row of a graph node; a module with an `op_class` stands for an op of that class.
+
+        One whose `forward` is the user's, by a class derived from torch's or put on the instance, stands for none.
+        """
         if node.op == "call_module":
             module = root.get_submodule(str(node.target))
-            return self.of(module.__dict__.get("op_class", type(module)))
+            stands_for = module.__dict__.get("op_class", type(module))
+            return self.of(stands_for) if _is_known_forward(module, stands_for) else None
         if node.op in ("call_function", "call_method"):
             return self.of(node.target)
         return None
@@ -80,6 +84,11 @@ class OpTable:
     def of_attribute(self, name: object) -> Callable[..., object] | None:
         """Return the function that an attribute of a tensor is, such as `x.T`; None for plain attributes."""
         return self._attributes.get(name) if isinstance(name, str) else None
+
+
+def _is_known_forward(module: nn.Module, cls: type[nn.Module]) -> bool:
+    package = str(getattr(cls.forward, "__module__", "")).partition(".")[0]
+    return "forward" not in module.__dict__ and package in ("torch", "fxquant")
 
 
 OPS = OpTable((*compute(), *own_range(), *fixed(), *share(), *in_float()))

@@ -118,7 +118,8 @@ class _Lifter:
             ndim = len(info.shape) if isinstance(info, TensorInfo) else 4
             dims = {3: 1, 4: 2, 5: 3}.get(ndim, 2)
         cls = getattr(nn, f"Dropout{dims}d") if dims else nn.Dropout
-        if not (isinstance(scope, nn.modules.dropout._DropoutNd) and scope.p == call["p"]):
+        stands = isinstance(scope, nn.modules.dropout._DropoutNd) and "forward" not in scope.__dict__
+        if not (stands and scope.p == call["p"]):
             path = free_path(self.region, f"{path}.dropout" if path else "dropout")
             module = cls(call["p"])
             module.training = scope.training
@@ -232,7 +233,8 @@ class _Lifter:
                 return candidate
         if path in self.placed or source is None:
             path, source = free_path(self.region, path), None if path in self.placed else source
-        if not stock.transposed and source is not None and type(source) is stock.cls and has_settings(source, stock):
+        kept = not stock.transposed and source is not None and "forward" not in source.__dict__
+        if source is not None and kept and type(source) is stock.cls and has_settings(source, stock):
             module = source
         else:
             module = self._build(stock, source, tensors)

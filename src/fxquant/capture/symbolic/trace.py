@@ -136,6 +136,8 @@ class _Tracer(fx.Tracer):
             return True
         if torch_compat.is_scripted(m):
             return True
+        if "forward" in m.__dict__:
+            return False  # it does not do what its class does
         if getattr(m, "padding_mode", "zeros") != "zeros":
             return False  # a pad of its own, then a conv: as torch.export sees it
         return type(m).__module__.startswith("torch.nn") and not isinstance(m, _CONTAINERS)

@@ -3,6 +3,7 @@
     i64 @unchanged(ptr facts)     0 if all facts hold
 
     places     PyDict_GetItemWithError(table, key) is the object
+    kinds      the object of Python is of the class that it was of
     tensors    the object of Python still owns the tensor of torch that it owned
     pointers   aoti_torch_get_data_ptr(tensor) is what it was
     versions   at::TensorBase::_version(tensor) is what it was
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from fxquant.engines.native.compiler import Library
 from fxquant.engines.native.ir import Function
-from fxquant.graph.standing import Standing
+from fxquant.graph.standing import ABSENT, Standing
 
 NAME = "unchanged"
 _PROTOTYPE = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)  # it asks Python, so it keeps the GIL
@@ -127,12 +128,12 @@ def unchanged(library: Library, standing: Standing) -> Unchanged | None:
         return None
     if not all(array.flags.c_contiguous for array, _ in standing.memory):
         return None
-    owned = _owned(tensors)
-    if owned is None:
+    owned, kinds = _owned(tensors), _kinds(standing.kinds)
+    if owned is None or kinds is None:
         return None
     tables = [
-        _words([(id(table), id(key), id(found)) for table, key, found in standing.places]),
-        owned,
+        _words([(id(table), id(key), 0 if found is ABSENT else id(found)) for table, key, found in standing.places]),
+        _words([*owned, *kinds]),
         _words([(tensor._cdata, pointer) for tensor, pointer in standing.pointers]),
         _words([(tensor._cdata, version) for tensor, version in standing.versions]),
         _words([(array.ctypes.data, _address(copy), len(copy)) for array, copy in standing.memory]),
@@ -151,14 +152,24 @@ def _address(copy: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(copy), ctypes.c_void_p).value or 0
 
 
-def _owned(tensors: Sequence[Tensor]) -> Words | None:
+def _owned(tensors: Sequence[Tensor]) -> list[tuple[int, int]] | None:
     """Return where the objects of Python say which tensors of torch they own; None if that is not found."""
     found = {id(tensor): tensor._cdata for tensor in tensors}
     for offset in range(object.__basicsize__, Tensor.__basicsize__, 8):
         rows = [(address + offset, owned) for address, owned in found.items()]
-        if all(ctypes.c_int64.from_address(address).value == owned for address, owned in rows):
-            return _words(rows)
+        if _hold(rows):
+            return rows
     return None
+
+
+def _kinds(kinds: Sequence[tuple[object, type]]) -> list[tuple[int, int]] | None:
+    """Return where objects of Python say of which class they are; None if that is not found."""
+    rows = [(id(each) + object.__basicsize__ - 8, id(kind)) for each, kind in kinds]
+    return rows if _hold(rows) else None
+
+
+def _hold(rows: Sequence[tuple[int, int]]) -> bool:
+    return all(ctypes.c_int64.from_address(address).value == value for address, value in rows)
 
 
 @functools.lru_cache(maxsize=1)
