@@ -60,6 +60,25 @@ def test_moves_to_other_dtypes(dtype: torch.dtype, build: Any, engine: Any) -> N
         assert torch.allclose(model(x), before, atol=1e-2 if build is Branching else 0)
 
 
+@pytest.mark.parametrize("engine", ["reference", "onednn", "native"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_type_leaves_integers_as_they_are(dtype: torch.dtype, engine: Any) -> None:
+    """`Module.type` casts all tensors, where `Module.to` casts floats."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 16)
+    model = fq.quantize(Net().eval(), [x], engine=engine)
+    with torch.no_grad():
+        before = model(x)
+        state = copy.deepcopy(model.state_dict())
+        model.type(dtype)
+        for _ in range(3):
+            made = model(x.to(dtype))
+            assert made.dtype == dtype
+            assert torch.allclose(made.float(), before, atol=0.05)
+    found = model.state_dict()
+    assert all(value.dtype == found[key].dtype for key, value in state.items() if torch.is_tensor(value))
+
+
 def test_what_is_inside_is_not_rounded() -> None:
     x = torch.randn(4, 16)
     model = fq.quantize(Net().eval(), [x])

@@ -80,7 +80,7 @@ def nudge(values: T) -> T:
 def _nudge(x: Tensor) -> Tensor:
     if not x.is_floating_point():
         return x
-    ways = torch.randint(2, x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
+    ways = torch.randint(2, x.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(x.device)
     return torch.where(ways.bool(), x * _UP, x / _UP)
 
 

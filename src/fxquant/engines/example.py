@@ -63,7 +63,7 @@ def _drawn(info: object, limits: tuple[float, float], random: torch.Generator) -
         return tuple(_drawn(item, limits, random) for item in info)
     if not isinstance(info, TensorInfo):
         return _UNKNOWN
-    x = torch.zeros(info.shape, dtype=info.dtype)
+    x = torch.zeros(info.shape, dtype=info.dtype, device="cpu")
     if x.is_floating_point():
         return x.uniform_(*limits, generator=random)
     return x.random_(generator=random) if info.dtype in _DRAWN else x

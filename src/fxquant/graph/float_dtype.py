@@ -35,12 +35,19 @@ def split_move(
     None if it does not cast.
     """
     other = torch.float32 if own == torch.float64 else torch.float64
-    shown = fn(torch.zeros((), dtype=own))
-    if shown.dtype == own and fn(torch.zeros((), dtype=other)).dtype == other:
+    shown = fn(torch.zeros((), dtype=own, device="cpu"))
+    if shown.dtype == own and fn(torch.zeros((), dtype=other, device="cpu")).dtype == other:
         return fn, None
     if not shown.dtype.is_floating_point:
         raise StageError(f"a converted model cannot be moved to {shown.dtype}; it computes in {own} and integers.")
-    return lambda tensor: tensor.to(shown.device) if tensor.is_floating_point() else fn(tensor), shown.dtype
+
+    def move(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return tensor.to(shown.device)
+        moved = fn(tensor)
+        return moved if moved.dtype == tensor.dtype else tensor.to(shown.device)  # `Module.type` casts integers, too
+
+    return move, shown.dtype
 
 
 def cast_halves(values: Values, target: torch.dtype) -> Values:

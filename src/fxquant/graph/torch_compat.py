@@ -118,13 +118,18 @@ def is_traced() -> bool:
 
 
 def on_plain_sizes(function: _Function) -> _Function:
-    """Hide a function that returns no tensor from torch.jit.trace: sizes are plain numbers to it."""
+    """Hide a function that returns no tensor from torch.jit.trace: sizes are plain numbers to it.
+
+    What it makes is on the CPU, also where torch.set_default_device names another device.
+    """
 
     @functools.wraps(function)
     def look(*args: object) -> object:
-        if not is_traced():
-            return function(*args)
-        with untraced():
+        with contextlib.ExitStack() as stack:
+            if is_traced():
+                stack.enter_context(untraced())
+            if torch.get_default_device().type != "cpu":
+                stack.enter_context(torch.device("cpu"))
             return function(*args)
 
     return look  # type: ignore[return-value]

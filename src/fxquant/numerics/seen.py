@@ -59,4 +59,4 @@ def _memory(tensor: Tensor) -> NDArray[np.uint8]:
     storage = tensor.untyped_storage()
     if storage.nbytes() > _MOST_SHARED:
         return tensor.detach().numpy()
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()

@@ -308,7 +308,7 @@ class Program:
                 alive.append(tensor)
             slots[slot] = tensor.data_ptr()
         for result in self.results[level]:
-            tensor = torch.empty((batch, *result.sizes), dtype=result.dtype)
+            tensor = torch.empty((batch, *result.sizes), dtype=result.dtype, device="cpu")
             slots[result.slot] = tensor.data_ptr()
             env[result.node] = result.place(tensor)
             alive.append(tensor)

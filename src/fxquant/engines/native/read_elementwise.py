@@ -43,7 +43,7 @@ def read_quantize(reader: Reader, node: fx.Node) -> Value:
 def _quantize_channels(reader: Reader, node: fx.Node, grid: Grid) -> View:
     """x times what its channel's scale is the inverse of, on a grid of the scale 1."""
     shape = reader.shape(node)
-    inverse = 1.0 / torch.tensor(grid.channels, dtype=torch.float32)
+    inverse = 1.0 / torch.tensor(grid.channels, dtype=torch.float32, device="cpu")
     made = join("mul", _tensor(reader, node.args[0]), _per_channel(reader, inverse, len(shape)), shape)
     return replace(reader.compute(made, node, replace(grid, channels=())), grid=grid)
 

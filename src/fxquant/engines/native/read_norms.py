@@ -35,7 +35,7 @@ def _affine(reader: Reader, node: fx.Node, places: tuple[int, int], count: int) 
             if module is not None
             else reader.constant_of(setting(node, None, position, name, None))
         )
-        values = torch.full((count,), 1.0 if name == "weight" else 0.0) if given is None else given
+        values = torch.full((count,), 1.0 if name == "weight" else 0.0, device="cpu") if given is None else given
         if not isinstance(values, Tensor) or values.dtype != torch.float32 or values.device.type != "cpu":
             raise Unread("a parameter is not float32 on the CPU")
         padded = np.zeros(round_up(count), np.float32)

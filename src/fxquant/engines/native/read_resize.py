@@ -53,7 +53,7 @@ def _probe(reader: Reader, node: fx.Node, source: fx.Node, sizes: tuple[int, ...
     if size * shape[1] * shape[2] > _MOST_PROBED:
         raise Unread("it is too large to look at its weights")
     for width in (1, sizes[3 - axis]):
-        ones = torch.eye(size)[None, :, :, None].expand(1, size, size, width)
+        ones = torch.eye(size, device="cpu")[None, :, :, None].expand(1, size, size, width)
         try:
             made = run_on(reader, node, ones if axis == 1 else ones.transpose(2, 3), source)
         except RuntimeError:

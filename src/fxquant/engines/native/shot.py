@@ -41,7 +41,7 @@ class Shot:
             slots[slot] = inputs[place].data_ptr()
         made = []
         for sizes, dtype, slot in self._sizes:
-            tensor = torch.empty(sizes, dtype=dtype)
+            tensor = torch.empty(sizes, dtype=dtype, device="cpu")
             slots[slot] = tensor.data_ptr()
             made.append(tensor)
         program, batch = self._program, self._batch

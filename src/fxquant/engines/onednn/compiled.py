@@ -34,7 +34,7 @@ def _pack(
             packed = pack_linear(given, shape)
         else:
             packed = pack_conv(given, scale, zero_point, geometry, shape)
-        found = _packed[weight] = (key, packed, torch.zeros(scale.numel(), dtype=torch.int32))
+        found = _packed[weight] = (key, packed, torch.zeros(scale.numel(), dtype=torch.int32, device=scale.device))
     return found[1], scale, found[2]
 
 

@@ -176,7 +176,7 @@ class Kernel(nn.Module):
 
     def _head(self, packed: Tensor) -> tuple[object, ...]:
         scale = self._scale()
-        return (*(self.x_grid or ()), packed, scale, torch.zeros(scale.numel(), dtype=torch.int32))
+        return (*(self.x_grid or ()), packed, scale, torch.zeros(scale.numel(), dtype=torch.int32, device=scale.device))
 
     def _scale(self) -> Tensor:
         """Of the weight, one number per output channel."""

@@ -36,7 +36,9 @@ def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if torch_compat.is_traced():
         return x.int_repr()
-    return torch.empty(0, dtype=dtype).set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride())
+    return torch.empty(0, dtype=dtype, device=x.device).set_(
+        x.untyped_storage(), x.storage_offset(), x.size(), x.stride()
+    )
 
 
 def _as_quantized(x: Tensor, scale: float, zero_point: int) -> Tensor:
@@ -54,7 +56,11 @@ def _has_quantized() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            _as_quantized(_plain(torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8), torch.uint8), 1.0, 0)
+            _as_quantized(
+                _plain(torch.quantize_per_tensor(torch.zeros(1, device="cpu"), 1.0, 0, torch.quint8), torch.uint8),
+                1.0,
+                0,
+            )
         except (AttributeError, RuntimeError):
             return False
     return True
@@ -258,7 +264,7 @@ def _quantize_dynamic(x: Tensor, symmetric: bool, smallest: float, most: int) ->
     low, high = low.clamp(max=0), high.clamp(min=0)
     if symmetric:
         scale = (torch.maximum(-low, high) / (most / 2)).clamp(min=smallest)
-        zero = torch.full((), (most + 1) // 2, dtype=torch.int64)
+        zero = torch.full((), (most + 1) // 2, dtype=torch.int64, device="cpu")
     else:
         scale = ((high - low) / most).clamp(min=smallest)
         zero = (-torch.round(low / scale)).clamp(0, most).long()

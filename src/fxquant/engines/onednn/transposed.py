@@ -61,7 +61,7 @@ class TransposedKernel(Kernel):
         if self._in_halves():
             phases = halves(phases)
         packed = pack_conv(phases, scale, self._zero_point(), geometry, shape)
-        head = (*(self.x_grid or ()), packed, scale, torch.zeros(scale.numel(), dtype=torch.int32))
+        head = (*(self.x_grid or ()), packed, scale, torch.zeros(scale.numel(), dtype=torch.int32, device=scale.device))
         return head, (bias, *geometry, *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
