@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrize
 
 import fxquant as fq
+from forge.once import share_runtimes
 from fxquant.engines.table import as_engine
 
 PER_LIFE = 8  # of a profile's examples: a life has several steps
@@ -98,6 +99,16 @@ class Doubled(nn.Module):
 
     def right_inverse(self, x: Tensor) -> Tensor:
         return x
+
+
+class Shifted:
+    """A forward that is put on a module; it can be copied."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+
+    def __call__(self, *args: Any) -> Any:
+        return self.forward(*args) + 0.25
 
 
 class Removal:
@@ -271,6 +282,15 @@ class Life(RuleBasedStateMachine):
         else:
             self.pair = tuple(pickle.load(io.BytesIO(pickle.dumps(each))) for each in self.pair)
 
+    @rule(path=st.sampled_from(["stem.1", "pool", "gate", "slope"]), own=st.booleans())
+    def override(self, path: str, own: bool) -> None:
+        """Put a forward on a module, or take it off."""
+        for each in self.pair:
+            module = each.get_submodule(path)
+            module.__dict__.pop("forward", None)
+            if own:
+                module.__dict__["forward"] = Shifted(type(module).forward.__get__(module))
+
     @rule()
     def swap(self) -> None:
         for each in self.pair if not self.is_reparametrized() else ():
@@ -306,8 +326,10 @@ class Life(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("engine", ["onednn", "native", "onnxruntime", "openvino"])
-def test_lives_of_a_model(engine: str) -> None:
+def test_lives_of_a_model(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip({"onednn": "torch", "native": "llvmlite"}.get(engine, engine))
+    if engine in RUNTIMES:
+        share_runtimes(monkeypatch.setattr)
     life = type("Life", (Life,), {"engine": engine, "first": made(engine)})
     lives = max(settings().max_examples // PER_LIFE // (1 if engine in QUICK else 5), 1)
     run_state_machine_as_test(life, settings=settings(max_examples=lives, stateful_step_count=STEPS))

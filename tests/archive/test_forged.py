@@ -37,8 +37,8 @@ def test_files_are_refused_before_an_engine_is_asked(
     monkeypatch.setattr("fxquant.api.apply_engine", lambda model, engine: asked.append(engine))
     engines = ("reference", "onednn", None, "auto")
     refused = 0
-    for _, _, path in islice(crafted_cases(folder, bases), 0, None, 60):
-        messages = []
+    for _, _, write in islice(crafted_cases(folder, bases), 0, None, 60):
+        path, messages = write(), []
         for engine in engines:
             try:
                 fq.load(path, engine=engine)

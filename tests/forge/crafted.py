@@ -216,6 +216,7 @@ def _squares(file: File) -> None:
         for i in range(80)
     ]
     file.graph[1:1] = rows
+    file.give("n80")
 
 
 def _nested(depth: int) -> Any:
@@ -230,6 +231,7 @@ def _after(file: File, function: str, twice: bool = False) -> None:
     node = ["node", name]
     row = ["call_function", "evil", function, ["tuple", node, *([node] * twice)], EMPTY, EMPTY]
     file.graph.insert(1, row)
+    file.give("evil")
 
 
 def _argument(file: File, text: str, at: int, value: Any) -> None:

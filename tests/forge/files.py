@@ -110,6 +110,10 @@ class File:
         kwargs = rest[0] if rest else ["dict"]
         name = f"evil_{len(self.graph)}"
         self.graph.insert(1, [op, name, target, args, kwargs, ["dict"]])
+        self.give(name)
+
+    def give(self, name: str) -> None:
+        """Put the value of a node among the outputs."""
         output = self.graph[-1]
         if output[0] == "output":
             output[3] = ["tuple", ["tuple", *output[3][1:], ["node", name]]]

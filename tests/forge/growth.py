@@ -16,12 +16,16 @@ ROWS = 10**8  # of a tensor that Python would go through one by one
 
 
 def rows(file: File, *made: tuple[str, str, Any], meta: Any = EMPTY) -> None:
-    """Put calls behind the placeholder, named n0, n1, ...; a target that starts with a dot is a method."""
-    calls = []
+    """Put calls behind the placeholder, named n0, n1, ...; a target that starts with a dot is a method.
+
+    The value of the last is among the outputs: what nothing reads is not run.
+    """
+    calls: list[Any] = []
     for index, (name, target, args) in enumerate(made):
         op = "call_method" if target.startswith(".") else "get_attr" if target.startswith("@") else "call_function"
         calls.append([op, name or f"n{index}", target.lstrip(".@"), ["tuple", *args], EMPTY, meta])
     file.graph[1:1] = calls
+    file.give(calls[-1][1])
 
 
 def chain(file: File, first: tuple[str, Any], again: tuple[str, int], times: int = 70) -> None:
@@ -145,11 +149,8 @@ def _rows(file: File, made: list[tuple[str, str, Any]]) -> None:
 
 def _by_tensor(file: File, value: int, made: list[tuple[str, str, Any]], meta: Any = EMPTY) -> None:
     file.tensors["evil"] = torch.tensor(value)
+    rows(file, *made, meta=meta)
     rows(file, ("t", "@evil", []), ("n", ".item", [["node", "t"]]))
-    at = next(index for index, row in enumerate(file.graph) if row[1] == "n") + 1
-    later = File({"modules": {"": {"graph": [None]}}}, {})
-    rows(later, *made, meta=meta)
-    file.graph[at:at] = later.graph[1:]
 
 
 def _values(file: File, made: list[tuple[str, str, Any]]) -> None:

@@ -298,7 +298,7 @@ def _region(file: File, target: str, args: list[Any], wrapped: bool) -> None:
     inner["graph"] = [
         ["placeholder", "x", "x", ["tuple"], EMPTY, copy.deepcopy(file.graph[0][5])],
         ["call_function", "bad", target, ["tuple", *args], EMPTY, EMPTY],
-        ["output", "output", "output", ["tuple", ["node", "x"]], EMPTY, EMPTY],
+        ["output", "output", "output", ["tuple", ["tuple", ["node", "x"], ["node", "bad"]]], EMPTY, EMPTY],
     ]
     inner["boundary"] = None
     file.header["modules"][path] = inner

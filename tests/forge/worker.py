@@ -1,6 +1,6 @@
 """Load and call forged files, one after the other, and tell of each what happened. Run by run.py.
 
-Input: lines of JSON [path, base, engines]. Output: a line "start <path>" and one of JSON for each.
+Input: lines of JSON [name, base, path, engines]. Output: a line of JSON for each.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ import sys
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import fxquant as fq
-from forge.files import inputs, meaning
+from forge.files import inputs
+from forge.once import Once, share_runtimes
 from fxquant import api
-from fxquant.archive import archive
 from fxquant.engines import timing
-from fxquant.engines.runtimes import runtime
 
 SECONDS, MORE_MEMORY = 60, 4 * 2**30  # of the processor, and what comes on top of the memory of a worker
 _SEEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "urllib.", "ftplib.", "webbrowser.")
@@ -82,52 +80,16 @@ def state() -> tuple[Any, ...]:
     )
 
 
-class Once:
-    """A function that is called once for a file, whatever the engine: each gets a copy of what it gave, or raised.
-
-    The checks of a file come before its engine, and runtimes are made from one export; "auto" makes all engines again.
-    """
-
-    def __init__(self, function: Callable[..., Any], key: Callable[..., Any]) -> None:
-        self.function, self.key = function, key
-        self.known: dict[Any, tuple[Any, Exception | None]] = {}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        key = self.key(*args, **kwargs)
-        if key not in self.known:
-            try:
-                self.known[key] = (self.function(*args, **kwargs), None)
-            except Exception as error:
-                self.known[key] = (None, error)
-        made, error = self.known[key]
-        if error is not None:
-            raise error
-        return copied(made)
-
-
-def copied(made: Any) -> Any:
-    """A copy of a model, or of a graph of ONNX and its signature, which runtimes change."""
-    if isinstance(made, torch.nn.Module):
-        return copy.deepcopy(made)
-    import onnx_ir as ir
-
-    graph, signature = made
-    return ir.serde.deserialize_model(ir.serde.serialize_model(graph)), signature
-
-
-def said_by(region: Any, *args: Any, **how: Any) -> tuple[Any, ...]:
-    """What an export depends on."""
-    tensors = dict((*region.named_parameters(), *region.named_buffers()))
-    return how["dynamic_batch"], how["gemm"], archive._digest(str(region.graph), tensors)
-
-
-READ = Once(api.read_archive, lambda path, float_model: str(path))
-EXPORT = Once(runtime.to_onnx, said_by)
+READ = Once(api.read_archive, lambda path, float_model: str(path), copy.deepcopy)
 
 
 def hurry() -> None:
-    """Do once what all engines share, and measure for no longer than it takes to choose."""
-    api.read_archive, runtime.to_onnx = READ, EXPORT  # type: ignore[assignment]
+    """Do once what engines share, and measure for no longer than it takes to choose.
+
+    The checks of a file come before its engine, runtimes are made from one export, and "auto" makes all engines again.
+    """
+    api.read_archive = READ  # type: ignore[assignment]
+    share_runtimes()
     timing._PAUSE = timing._TURN = 0.0
     timing.time_interleaved.__kwdefaults__["seconds"] = 0.0
 
@@ -157,47 +119,41 @@ def main() -> None:
     folder, engines = Path(sys.argv[1]), sys.argv[2].split(",")
     watch = Watch()
     hurry()
-    tried: set[str] = set()
     for engine in engines:  # what they import and open once is not the file's doing
         for base in ("conv", "linear", "tokens", "sizes"):
-            EXPORT.known.clear()
+            READ.known.clear()
             outcome = attempt(str(folder / f"{base}.fq"), base, engine)
             if outcome != "ran":
                 raise SystemExit(f"{base} on {engine}: {outcome}")
-            tried.add(f"{engine} {meaning(folder / f'{base}.fq')}")
     size = address_space()
     resource.setrlimit(resource.RLIMIT_AS, (size + MORE_MEMORY, size + MORE_MEMORY))
     print("ready", flush=True)
+    last = ""
     for line in sys.stdin:
-        path, base = json.loads(line)
-        print(f"start {path}", flush=True)
-        before, found = state(), {}
-        for once in (READ, EXPORT):
-            once.known.clear()
-        watch.events.clear()
-        for engine in engines:
-            if engine != "reference" and found.get("reference") == "ran":
-                said = f"{engine} {meaning(Path(path))}"
-                if said in tried:
-                    found[engine] = "the same as one before"
-                    continue
-                tried.add(said)
-            signal.setitimer(signal.ITIMER_PROF, SECONDS)  # it ends the process
-            signal.alarm(10 * SECONDS)
-            watch.on = True
-            found[engine] = attempt(path, base, engine)
-            watch.on = False
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.alarm(0)
-            if found[engine] == "refused" and engine == "reference":
-                break  # by the checks that all engines share
-        if state() != before:
-            found["state"] = f"changed from {before} to {state()}"
-        if watch.events:
-            found["events"] = "; ".join(watch.events[:3])
-        print(json.dumps(found), flush=True)
+        name, base, path, asked = json.loads(line)
+        if name != last:
+            READ.known.clear()
+        last = name
+        print(json.dumps(outcomes(watch, base, path, asked)), flush=True)
         if address_space() > size + MORE_MEMORY / 2:
             break  # torch keeps some of what it exports; the next file gets a new process
+
+
+def outcomes(watch: Watch, base: str, path: str, engines: list[str]) -> dict[str, str]:
+    """What becomes of a file on each engine, and what else happened meanwhile."""
+    before, found = state(), {}
+    watch.events.clear()
+    for engine in engines:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # it ends the process
+        watch.on = True
+        found[engine] = attempt(path, base, engine)
+        watch.on = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    if state() != before:
+        found["state"] = f"changed from {before} to {state()}"
+    if watch.events:
+        found["events"] = "; ".join(watch.events[:3])
+    return found
 
 
 def address_space() -> int:
