@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +22,30 @@ def aligned(size: int) -> Bytes:
     return raw[start : start + size]
 
 
+_PAGE = 2 << 20  # bytes of a large page
+_LARGE = _PAGE // 2  # from which on memory is worth such pages
+
+
+def lasting(size: int) -> Bytes:
+    """The same for memory that all calls use: in large pages if there is much of it, and the system has them.
+
+    A network goes through all of its memory in each call. The places of so many small pages would have to be looked up.
+    """
+    if size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return aligned(size)
+    area = mmap.mmap(-1, -(-size // _PAGE) * _PAGE + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system without them
+        area.madvise(mmap.MADV_HUGEPAGE)
+    pages = np.frombuffer(area, np.uint8)
+    first = -pages.ctypes.data % _PAGE
+    return pages[first : first + size]
+
+
 class Arena:
     """Memory for one sample's buffers."""
 
     def __init__(self, size: int) -> None:
-        self.memory = aligned(size)
+        self.memory = lasting(size)
         self.address = self.memory.ctypes.data
 
 

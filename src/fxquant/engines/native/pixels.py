@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.vector import Kernel, indices
 
-_LARGEST = float(2**30)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planes:
@@ -31,6 +29,7 @@ def quantize_planes(name: str, spec: Planes, machine: Machine) -> Kernel:
     """Return the kernel: `x` (floats), `params` (1 / scale and zero, sixteen times each), `out`."""
     k = Kernel(name, ("x", "params", "out"), machine)
     n, channels = machine.floats, spec.channels
+    grid = _grid(k, spec)
 
     def row(y: str) -> None:
         source, out = k.step("%x", y, 4 * spec.width), k.step("%out", y, spec.out_row)
@@ -39,8 +38,8 @@ def quantize_planes(name: str, spec: Planes, machine: Machine) -> Kernel:
             planes = []
             for channel in range(channels):
                 at = k.at(k.step(source, x, 4), 4 * channel * spec.rows * spec.width)
-                planes.append(_quantize(k, k.load_part("float", n, kept, at), spec))
-            both = _interleave(k, planes)
+                planes.append(_steps(k, k.load_part("float", n, kept, at), grid))
+            both = _interleave(k, planes, grid)
             k.store_part("i8", 4 * n, kept * channels, both, k.step(out, x, channels))
 
         full = spec.width // n * n
@@ -52,22 +51,41 @@ def quantize_planes(name: str, spec: Planes, machine: Machine) -> Kernel:
     return k
 
 
-def _quantize(k: Kernel, x: str, spec: Planes) -> str:
-    """Int32 in the range of the grid."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Grid:
+    """Vectors: 1 / scale, bounds and NaN's place from the zero point on, and the zero point in all bytes of a pixel."""
+
+    inverse: str
+    low: str
+    high: str
+    nan: str
+    zeros: str
+
+
+def _grid(k: Kernel, spec: Planes) -> _Grid:
     n, width = k.machine.floats, k.machine.width
     inverse, zero = (k.load(f"<{n} x float>", k.at("%params", offset), width) for offset in (0, 64))
-    moved = k.steps(x, (inverse, zero, spec.nan), width)
-    low = k.call(f"llvm.smax.v{n}i32", moved, f"splat (i32 {spec.low})")
-    return k.call(f"llvm.smin.v{n}i32", low, f"splat (i32 {spec.high})")
+    low, high, nan = (k.binary("fsub", k.splat(float(bound)), zero, width) for bound in (spec.low, spec.high, spec.nan))
+    ones = sum(1 << 8 * channel for channel in range(spec.channels))
+    zeros = k.value(f"mul <{n} x i32> {k.round(zero, width)}, splat (i32 {ones})")
+    return _Grid(inverse=inverse, low=low, high=high, nan=nan if spec.nan else "", zeros=zeros)
 
 
-def _interleave(k: Kernel, planes: list[str]) -> str:
+def _steps(k: Kernel, x: str, grid: _Grid) -> str:
+    """Int32 from the zero point on, in the range of the grid; NaN is the lowest, if it has no place."""
+    width = k.machine.width
+    moved = k.binary("fmul", x, grid.inverse, width)
+    if grid.nan:
+        moved = k.or_else(moved, grid.nan, width)
+    return k.round(k.least(k.largest(moved, grid.low, width), grid.high, width), width)
+
+
+def _interleave(k: Kernel, planes: list[str], grid: _Grid) -> str:
     """Return the bytes of several planes in turns, at the front of a vector."""
-    n = k.machine.floats
-    joined = planes[0]
-    for channel, plane in enumerate(planes[1:], 1):
-        up = k.value(f"shl <{n} x i32> {plane}, splat (i32 {8 * channel})")
-        joined = k.value(f"or <{n} x i32> {joined}, {up}")
+    n, joined = k.machine.floats, grid.zeros
+    for channel, plane in enumerate(planes):  # steps below zero borrow from the next byte, which the zero point gives
+        up = k.value(f"shl <{n} x i32> {plane}, splat (i32 {8 * channel})") if channel else plane
+        joined = k.value(f"add <{n} x i32> {joined}, {up}")
     all_ = k.value(f"bitcast <{n} x i32> {joined} to <{4 * n} x i8>")
     picked = [4 * pixel + channel for pixel in range(n) for channel in range(len(planes))]
     picked += [0] * (4 * n - len(picked))

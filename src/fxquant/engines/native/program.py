@@ -17,7 +17,7 @@ from fxquant.engines.native.compiler import Library
 from fxquant.engines.native.lazy import Outside
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.parts import Arena, Bytes, Parts, Sizes, aligned
+from fxquant.engines.native.parts import Arena, Bytes, Parts, Sizes, lasting
 from fxquant.engines.native.placement import Placement, place
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.results import Env, Result, laid_out, plain
@@ -111,7 +111,7 @@ class Program:
         self.name, self.library = name, library
         self.functions = {level: PROTOTYPE(library.address(f"run{level}")) for level in self.levels}
         self.shared = {level: PROTOTYPE(library.address(f"run{level}_shared")) for level in self.levels}
-        self.constants = aligned(constants.nbytes)
+        self.constants = lasting(constants.nbytes)
         self.constants[:] = constants
         self._constants_at = self.constants.ctypes.data
 
