@@ -1,16 +1,20 @@
 """The entry points of a program: functions that call its kernels in order, for each sample of a batch.
 
-    void @name(ptr arena, ptr kept, ptr constants, ptr slots, i64 first, i64 last,
-               i64 thread, i64 threads, ptr count)
+    void @name(ptr arena, ptr kept, ptr constants, ptr slots, i64 first, i64 last, i64 threads, ptr counts)
 
-`slots` are the addresses of tensors that are handed over. With several threads, each calls it for the same samples and
-does its share of every kernel; then it waits for the others: it looks at their count for a while, then sleeps. A kernel
-and that of its output's border write apart, so there is no wait between them.
+`slots` are the addresses of tensors that are handed over. With several threads, each calls it for the same samples. A
+kernel is cut into pieces, and a thread takes one after the other as long as there are any. Then it waits until all are
+done: it looks at their count for a while, then sleeps. So a thread that comes late, or not at all, holds nobody up who
+has a core: it finds nothing left to do. A kernel and that of its output's border write apart, so there is no wait
+between them.
+
+    counts   [sample][op](pieces that were taken, pieces that are done), COUNT_BYTES for each op; all 0 at first
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fxquant.engines.native.ir import Function
 from fxquant.engines.native.machine import Machine
@@ -19,9 +23,9 @@ from fxquant.engines.native.pixels import fill_border
 from fxquant.engines.native.placement import Placement
 from fxquant.engines.native.vector import Kernel
 
-_ARGUMENTS = (
-    "ptr %arena, ptr %kept, ptr %constants, ptr %slots, i64 %first, i64 %last, i64 %thread, i64 %threads, ptr %count"
-)
+_ARGUMENTS = "ptr %arena, ptr %kept, ptr %constants, ptr %slots, i64 %first, i64 %last, i64 %threads, ptr %counts"
+COUNT_BYTES = 64
+_PIECES = 2  # of a kernel, for each thread
 _SPINS, _SLEEP = 4000, 50  # looks at the count, then microseconds
 
 
@@ -47,14 +51,17 @@ def entry(
     def sample(index: str) -> None:
         kept = f.step("%kept", index, placement.kept)
         places = {slot: f.step(address, index, slots[slot]) for slot, address in addresses.items()}
-        done = f.mul(f.value(f"sub i64 {index}, %first"), sum(waits)) if shared else ""
+        counts = f.step("%counts", f.value(f"sub i64 {index}, %first"), COUNT_BYTES * len(ops)) if shared else ""
+        pending: list[_Pieces] = []
         for place, op in enumerate(ops):
             given = [_address(f, pointer, kept, places) for pointer in op.pointers]
             name = kernels[op.emit, op.spec].name
             if shared:
-                _share(f, op, name, given)
+                pending.append(_share(f, op, name, given, f.at(counts, COUNT_BYTES * place)))
                 if waits[place]:
-                    _wait(f, f.add(done, sum(waits[: place + 1])), machine)
+                    for pieces in pending:
+                        _wait(f, pieces, machine)
+                    pending.clear()
             else:
                 _call(f, name, given, ("0", str(op.rows)), ("0", str(op.blocks)))
 
@@ -82,38 +89,53 @@ def _call(f: Function, name: str, given: Sequence[str], rows: tuple[str, str], b
     f.do(f"call void @{name}({', '.join(arguments)})")
 
 
-def _share(f: Function, op: Op, name: str, given: Sequence[str]) -> None:
-    """This thread's part of an op: rows if there are enough, else blocks of channels, else all by the first thread."""
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """The pieces of an op: where those that are done are counted, and how many there are."""
+
+    done: str
+    count: str
+
+
+def _share(f: Function, op: Op, name: str, given: Sequence[str], counts: str) -> _Pieces:
+    """Take pieces of an op and do them: of its rows if there are enough, else of its blocks of channels, else all."""
     steps = -(-op.rows // op.grain)
-    if steps >= 8 or (steps > 1 and op.blocks == 1):
-        low, high = _part(f, steps)
-        low, high = f.mul(low, op.grain), f.call("llvm.smin.i64", f.mul(high, op.grain), str(op.rows))
-        _call(f, name, given, (low, high), ("0", str(op.blocks)))
-    elif op.blocks > 1:
-        _call(f, name, given, ("0", str(op.rows)), _part(f, op.blocks))
-    else:
-        alone = f.value("icmp eq i64 %thread, 0")
-        f.when(alone, lambda: _call(f, name, given, ("0", str(op.rows)), ("0", "1")))
+    by_rows = steps >= 8 or (steps > 1 and op.blocks == 1)
+    total = steps if by_rows else op.blocks
+    count = f.call("llvm.smin.i64", f.mul("%threads", _PIECES), str(total))
+    done = f.at(counts, 8)
+
+    def piece(index: str) -> None:
+        low, high = (f.value(f"sdiv i64 {f.mul(each, total)}, {count}") for each in (index, f.add(index, 1)))
+        if by_rows:
+            rows = f.mul(low, op.grain), f.call("llvm.smin.i64", f.mul(high, op.grain), str(op.rows))
+            _call(f, name, given, rows, ("0", str(op.blocks)))
+        else:
+            _call(f, name, given, ("0", str(op.rows)), (low, high))
+        f.value(f"atomicrmw add ptr {done}, i64 1 release")
+
+    label = f"take{f.fresh()}"
+    f.do(f"br label %{label}")
+    f.label(label)
+    taken = f.value(f"atomicrmw add ptr {counts}, i64 1 monotonic")
+    left = f.value(f"icmp slt i64 {taken}, {count}")
+    f.do(f"br i1 {left}, label %{label}.do, label %{label}.end")
+    f.label(f"{label}.do")
+    piece(taken)
+    f.do(f"br label %{label}")
+    f.label(f"{label}.end")
+    return _Pieces(done, count)
 
 
-def _part(f: Function, total: int) -> tuple[str, str]:
-    """Return the range of this thread among `total` things."""
-    low = f.value(f"sdiv i64 {f.mul('%thread', total)}, %threads")
-    after = f.add("%thread", 1)
-    return low, f.value(f"sdiv i64 {f.mul(after, total)}, %threads")
-
-
-def _wait(f: Function, steps: str, machine: Machine) -> None:
-    """Count this thread in, and wait until all threads have done that many steps."""
-    f.value("atomicrmw add ptr %count, i64 1 acq_rel")
-    wanted = f.value(f"mul i64 {steps}, %threads")
+def _wait(f: Function, pieces: _Pieces, machine: Machine) -> None:
+    """Wait until all pieces of an op are done."""
     label, before = f"wait{f.fresh()}", f.block
     f.do(f"br label %{label}")
     f.label(label)
     turn, after = f"%t{f.fresh()}", f"%t{f.fresh()}"
     f.do(f"{turn} = phi i64 [ 0, %{before} ], [ {after}, %{label}.spin ], [ {after}, %{label}.sleep ]")
-    seen = f.value("load atomic i64, ptr %count acquire, align 8")
-    there = f.value(f"icmp sge i64 {seen}, {wanted}")
+    seen = f.value(f"load atomic i64, ptr {pieces.done} acquire, align 8")
+    there = f.value(f"icmp sge i64 {seen}, {pieces.count}")
     f.do(f"br i1 {there}, label %{label}.end, label %{label}.look")
     f.label(f"{label}.look")
     f.do(f"{after} = add i64 {turn}, 1")

@@ -58,6 +58,7 @@ class Sizes:
     macs: int
     single: int
     products: int  # how many ops multiply
+    ops: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

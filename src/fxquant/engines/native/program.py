@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from torch import Tensor, fx
 from fxquant.capture import guards
 from fxquant.engines.native.ahead import ask_ahead
 from fxquant.engines.native.compiler import Library
+from fxquant.engines.native.entry import COUNT_BYTES
 from fxquant.engines.native.lazy import Outside
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
@@ -37,7 +39,7 @@ _CHECKS = (
 _MOST_CHECKED = 64
 _READS, _CALL = (60e9, 30e9, 10e9), 1e-4  # see Program.pays
 _WORTH_THREADS = 10_000_000  # products, below which waking threads takes longer than the work
-PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 4, ctypes.c_void_p)
+PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 3, ctypes.c_void_p)
 
 
 Slots: TypeAlias = "ctypes.Array[ctypes.c_void_p]"  # where the inputs and outputs of a segment are
@@ -56,6 +58,11 @@ def _pairs(spec: object, value: Any) -> Iterator[tuple[fx.Node, Tensor]]:
             yield from _pairs(each, part)
 
 
+def _next(samples: Iterator[int], lock: threading.Lock) -> int | None:
+    with lock:
+        return next(samples, None)
+
+
 class Program:
     """Runs a graph; several threads may. `shapes` of the inputs are fixed, but for the batch."""
 
@@ -69,6 +76,7 @@ class Program:
             macs=sum(op.macs for op in placement.ops),
             single=sum(op.macs for op in placement.ops if op.single),
             products=sum(op.macs > 0 for op in placement.ops),
+            ops=len(placement.ops),
         )
         self.whole = reader.whole
         self.signed = any(
@@ -246,7 +254,7 @@ class Program:
     def _run_segment(
         self, level: int, arenas: list[Arena], memory: tuple[Bytes | None, Slots], batch: int, threads: int
     ) -> None:
-        """One segment for all samples: threads take samples each, and do the rest together."""
+        """One segment for all samples: threads take one after the other, and do the last ones together."""
         kept, slots = memory
         fixed = (
             0 if kept is None else kept.ctypes.data,
@@ -262,18 +270,18 @@ class Program:
             while len(arenas) < (threads + 1 if full else 1):
                 arenas.append(self.take_arena())
             places = [arena.address for arena in arenas]
-            count = ctypes.c_int64(0)
+            samples, lock = iter(range(full)), threading.Lock()
+            counts = (ctypes.c_int64 * (COUNT_BYTES // 8 * self.sizes.ops * (batch - full)))()
 
-            def job(thread: int, of: int) -> None:
-                if full:
-                    share = full // of
-                    alone(places[1 + thread], *fixed, thread * share, (thread + 1) * share, 0, 1, 0)
+            def job(thread: int, alive: object = (self, memory)) -> None:
+                while (sample := _next(samples, lock)) is not None:
+                    alone(places[1 + thread], *fixed, sample, sample + 1, 1, 0)
                 if full < batch:
-                    together(places[0], *fixed, full, batch, thread, of, ctypes.addressof(count))
+                    together(places[0], *fixed, full, batch, threads, ctypes.addressof(counts))
 
-            done = batch if workers().run(job, threads, joined=full < batch) else 0
+            done = batch if workers().run(job, threads, joined=not full) else 0
         if done < batch:
-            alone(arenas[0].address, *fixed, done, batch, 0, 1, 0)
+            alone(arenas[0].address, *fixed, done, batch, 1, 0)
 
     def threads(self, batch: int) -> int:
         """Tell how many threads take a batch."""

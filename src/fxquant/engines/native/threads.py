@@ -1,6 +1,7 @@
 """Threads that call machine code together with the thread that asks for it.
 
-They sleep until there is work. A thread of Python that finds them busy with the work of another does its own alone.
+They sleep until there is work, and take what is left of it: whoever asks does not wait for them to come. A thread of
+Python that finds them busy with the work of another does its own alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 
-Job = Callable[[int, int], None]  # which thread, of how many
+Job = Callable[[int], None]  # which thread
 
 
 class _Worker:
@@ -20,24 +21,23 @@ class _Worker:
     def __init__(self, index: int) -> None:
         self.index = index
         self.job: Job | None = None
-        self.count = 0
         self.waits = False  # whether nobody has waited for the end of its last job
         self.go, self.done = _thread.allocate_lock(), _thread.allocate_lock()
         self.go.acquire()
         self.done.acquire()
         threading.Thread(target=self._work, name=f"fxquant-{index}", daemon=True).start()
 
-    def finish(self) -> None:
-        """Wait for the end of its job, if it has one."""
-        if self.waits:
-            self.done.acquire()
+    def finish(self, blocking: bool = True) -> bool:
+        """Wait for the end of its job, if it has one, or only look whether it is done."""
+        if self.waits and self.done.acquire(blocking=blocking):
             self.waits = False
+        return not self.waits
 
     def _work(self) -> None:
         while True:
             self.go.acquire()
             assert self.job is not None
-            self.job(self.index, self.count)
+            self.job(self.index)
             self.job = None
             self.done.release()
 
@@ -50,23 +50,22 @@ class Workers:
         self._lock = threading.Lock()
 
     def run(self, job: Job, count: int, joined: bool = False) -> bool:
-        """Run job(index, count) on `count` threads, this one among them; False if they are busy, and nothing ran.
+        """Run job(index) on up to `count` threads, this one among them; False if they are busy, and nothing ran.
 
-        The work of a `joined` job is done on all threads once it is done on one: they wait for each other at its end.
-        So only the next job waits until they are back in Python: to be woken takes longer than to look at a count.
+        A thread that is not back from an earlier job, as it has no core, is left out. The work of a `joined` job is
+        done once it is done on one thread: nobody waits for the others to come back.
         """
         if not self._lock.acquire(blocking=False):
             return False
         try:
             while len(self._workers) < count - 1:
                 self._workers.append(_Worker(len(self._workers) + 1))
-            used = self._workers[: count - 1]
+            used = [worker for worker in self._workers[: count - 1] if worker.finish(blocking=False)]
             for worker in used:
-                worker.finish()
-                worker.job, worker.count, worker.waits = job, count, True
+                worker.job, worker.waits = job, True
                 worker.go.release()
             try:
-                job(0, count)
+                job(0)
             finally:
                 for worker in used if not joined else ():
                     worker.finish()
