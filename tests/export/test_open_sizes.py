@@ -27,9 +27,10 @@ def test_a_batch_of_one_is_doubled_and_open() -> None:
     assert tuple(example[0][0].shape) == (2, 3) and list(shapes["image"]) == [0]
 
 
-def test_equal_names_are_one_size() -> None:
-    _, shapes = opened(torch.zeros(2, 8, 8), dynamic_shapes={"image": {1: "side", -1: "side"}})
-    assert shapes["image"][1] is shapes["image"][2]
+def test_a_name_leaves_the_bounds_to_torch_and_a_dim_has_its_own() -> None:
+    dim = torch.export.Dim("side", min=4, max=64)
+    _, shapes = opened(torch.zeros(2, 8, 8), dynamic_shapes={"image": {1: "rows", -1: dim}})
+    assert shapes["image"] == {1: torch.export.Dim.DYNAMIC, 2: dim}
 
 
 @pytest.mark.parametrize(

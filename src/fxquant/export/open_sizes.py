@@ -1,6 +1,9 @@
 """Which sizes of the inputs stay open: the batch, or what the user names.
 
-dynamic_shapes={"image": {2: "height", 3: "width"}}        names by argument and axis; equal names are one size
+dynamic_shapes={"image": {2: "height", 3: "width"}}        names by argument and axis
+
+torch finds which sizes the model can take: a convolution by steps of 2 needs three rows at least, for one would be
+broadcast. A torch.export.Dim, which has bounds of its own, may be given in the place of a name.
 """
 
 from __future__ import annotations
@@ -38,7 +41,6 @@ def open_sizes(
 def _named(tree: nn.Module, example: Call, caller: str, shapes: Shapes | None, wanted: DynamicShapes) -> Shapes:
     bound = parameters_of(tree).bind(*example[0], **example[1]).arguments
     found = dict.fromkeys(bound) if shapes is None else dict(shapes)
-    dims: dict[str, Any] = {}
     for name, axes in wanted.items():
         if name not in bound or not isinstance(bound[name], Tensor):
             tensors = ", ".join(repr(each) for each, value in bound.items() if isinstance(value, Tensor))
@@ -54,7 +56,7 @@ def _named(tree: nn.Module, example: Call, caller: str, shapes: Shapes | None, w
                     f"{caller}(dynamic_shapes=...): axis {axis} of {name!r} is {bound[name].shape[there]} in the "
                     "example inputs; torch fixes sizes of 0 and 1. Give an example where it is 2 or more."
                 )
-            opened[there] = dims.setdefault(size, torch.export.Dim(size)) if isinstance(size, str) else size
+            opened[there] = torch.export.Dim.DYNAMIC if isinstance(size, str) else size
         found[name] = opened
     return found
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fxquant as fq
 from export.onnx.exporting import Conv, quantize, run
@@ -32,6 +32,31 @@ def test_image_size_and_batch_stay_open(tmp_path: Path) -> None:
     other = torch.randn(2, 3, 9, 31)
     for actual, expected in zip(run(path, image=other), model(other).values(), strict=True):
         assert sqnr_db(expected, actual) > 45
+
+
+class Strided(nn.Module):
+    """Two levels by steps of 2, joined again: an image of one row has another graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 2, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        fine = torch.relu(self.fine(image))
+        return fine + nn.functional.interpolate(self.coarse(fine), size=fine.shape[2:])
+
+
+@pytest.mark.parametrize("names", [("height", "width"), ("side", "side")])
+def test_sizes_stay_open_behind_strides(names: tuple[str, str], tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 32, 32)
+    model = quantize(Strided(), x)
+    open_sizes = {"image": dict(zip((2, 3), names, strict=True))}
+    path = fq.export_onnx(model, tmp_path / "m.onnx", x, dynamic_shapes=open_sizes)
+    shape = [d.dim_param or d.dim_value for d in onnx.load(path).graph.input[0].type.tensor_type.shape.dim]
+    assert shape == [2, 3, *names]
+    for size in ((47, 47), (3, 3)):
+        other = torch.randn(2, 3, *size)
+        assert sqnr_db(model(other), run(path, image=other)[0]) > 45
 
 
 def test_the_length_of_a_sequence_stays_open(tmp_path: Path) -> None:
