@@ -59,12 +59,13 @@ def let_torchvision_load() -> None:
         _torchvision_schemas()
 
 
-def random_network(name: str, seed: int = 0, *, statistics: bool = True) -> nn.Module:
+def random_network(name: str, seed: int = 0, *, statistics: bool = True, **options: object) -> nn.Module:
     """A timm network in eval mode. With `statistics`, its activations keep a healthy size at every depth."""
     timm = import_timm()
     torch.manual_seed(seed)
     # A zero scale in the last norm of each block, timm's default for ResNets, would switch the blocks off.
-    options = {"zero_init_last": False} if name.startswith("resnet") else {}
+    if name.startswith("resnet"):
+        options["zero_init_last"] = False
     model = timm.create_model(name, pretrained=False, **options)
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     for norm in norms:

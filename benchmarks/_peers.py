@@ -124,7 +124,8 @@ def onnxruntime_file(model: nn.Module, batches: Sequence[Tensor], method: str = 
             model, (batches[0],), dynamo=True, dynamic_shapes=shapes, input_names=["x"], verbose=False
         )
         program.save(exported)
-        quant_pre_process(exported, clean)
+        # torch has written the shapes; its own search for them stops at the head of YOLOX
+        quant_pre_process(exported, clean, skip_symbolic_shape=True)
         quantize_static(
             clean,
             int8,

@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     (boxes, scores), (int8_boxes, int8_scores) = model(batches[0]), quantized(batches[0])
     result["dfl: pixels"] = float((boxes - int8_boxes).abs().mean())
     print(
-        f"dfl: boxes differ by {result['dfl: pixels']:.2f} pixels, scores by {(scores - int8_scores).abs().mean():.4f}"
+        f"dfl: boxes differ by {result['dfl: pixels']:.1g} pixels, scores by {(scores - int8_scores).abs().mean():.1g}"
     )
     result["dfl: float convolutions"] = _float_convolutions(quantized)
 
