@@ -18,8 +18,8 @@ from fxquant.graph.algorithm import Algorithm
 from fxquant.graph.check_model import refuse_meta
 from fxquant.graph.context import Context
 from fxquant.graph.first_call import refuse_waiting
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import regions, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.graph.tree import tree_of
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.ops.table import OPS

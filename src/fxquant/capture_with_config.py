@@ -30,9 +30,9 @@ from fxquant.errors import ConfigError
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
 from fxquant.graph.notes import LEFT_ALONE
-from fxquant.graph.parts import Stage
 from fxquant.graph.paths import class_name, is_within, join_path
 from fxquant.graph.region import Region, regions, stage_of, user_class
+from fxquant.graph.region_parts import Stage
 from fxquant.graph.tree import place_regions
 from fxquant.modules.substitute import FORMS, substitute
 from fxquant.passes.custom_modules import observe_custom, quant_type_of

@@ -16,8 +16,8 @@ from fxquant.flows.eaten import find_eaten, warn_eaten
 from fxquant.flows.pipelines import CONNECT, CONVERT
 from fxquant.graph.context import Context
 from fxquant.graph.own import copy_model
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import regions, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.graph.run_passes import run_passes
 from fxquant.passes.custom_modules import quantize_custom, take_leaves
 

@@ -19,8 +19,8 @@ from fxquant.export.onnx.export import export_onnx as _export_onnx
 from fxquant.export.pt2 import export_pt2 as _export_pt2
 from fxquant.graph.check_model import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import regions, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.integers.dump import dump_integers as _dump_integers
 from fxquant.integers.reference import integer_reference as _integer_reference
 from fxquant.quantize_fx import convert_to_reference_fx

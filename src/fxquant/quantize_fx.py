@@ -63,8 +63,8 @@ from fxquant.graph.context import Context
 from fxquant.graph.first_call import Prepare, Waiting, waiting, waiting_converted
 from fxquant.graph.hooks import warn_of_traced_hooks
 from fxquant.graph.own import copy_model
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import Region, origin_of, set_origin, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.graph.run_passes import run_passes
 from fxquant.tables.explain import explain
 from fxquant.targets import by_name

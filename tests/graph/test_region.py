@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.graph.lowering import reference_graph, unlower
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import (
     Region,
     engine_of,
@@ -25,6 +24,7 @@ from fxquant.graph.region import (
     runner_of,
     stage_of,
 )
+from fxquant.graph.region_parts import Stage
 
 MAPPING = fq.get_default_qconfig_mapping("x86")
 

@@ -19,9 +19,9 @@ from fxquant.capture.piecewise.functional import weight_spellings
 from fxquant.errors import ArchiveError
 from fxquant.files import Json
 from fxquant.graph.lowering import reference_graph
-from fxquant.graph.parts import Stage
 from fxquant.graph.paths import get_attr, join_path
 from fxquant.graph.region import Region, kernel_path_of, lowering_of, regions, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.graph.tree import trees
 from fxquant.numerics.grid import Grid
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight

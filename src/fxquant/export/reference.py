@@ -8,8 +8,8 @@ from fxquant.errors import StageError
 from fxquant.graph import torch_compat
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.lowering import unlower
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import Region, lowering_of, regions, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 from fxquant.passes.fill_grids import fill_grids
 

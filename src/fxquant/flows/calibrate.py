@@ -19,8 +19,8 @@ from fxquant.errors import CalibrationError, StageError
 from fxquant.flows.name_batch import naming_batch
 from fxquant.graph.check_model import refuse_other
 from fxquant.graph.first_call import Waiting, begin
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import Region, regions, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.graph.tree import OF_A_LOSS, is_several, tree_of
 from fxquant.numerics.distributed.merge import merging_over_ranks
 from fxquant.numerics.fake_quant import FakeQuant

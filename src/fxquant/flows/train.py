@@ -21,8 +21,8 @@ from fxquant.errors import CalibrationError, ConfigError, StageError
 from fxquant.flows.calibrate import run_batch
 from fxquant.flows.checkpoint import Resumable, resume, write_checkpoint
 from fxquant.flows.freezing import FreezeSchedule
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import regions, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.numerics.distributed.agree import agree_on_mean, world_size
 from fxquant.numerics.learned.table import RANGES
 

@@ -12,9 +12,9 @@ import torch
 
 from fxquant.errors import StageError
 from fxquant.graph.grid import QParams
-from fxquant.graph.parts import Stage
 from fxquant.graph.paths import find_module
 from fxquant.graph.region import Region, preparation_of, regions, stage_of
+from fxquant.graph.region_parts import Stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

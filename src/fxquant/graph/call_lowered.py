@@ -17,14 +17,14 @@ from fxquant.graph.paths import find_module
 
 if TYPE_CHECKING:
     from fxquant.graph.lowering import Lowering
-    from fxquant.graph.parts import Parts
     from fxquant.graph.region import Region
+    from fxquant.graph.region_parts import RegionParts
 
 Otherwise = Callable[[Exception, tuple[object, ...], dict[str, object]], object]
 
 
 def call_lowered(
-    region: Region, parts: Parts, otherwise: Otherwise, args: tuple[object, ...], kwargs: dict[str, object]
+    region: Region, parts: RegionParts, otherwise: Otherwise, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     """Run a converted region. A call that its graph does not cover goes to `otherwise`, with the reason.
 
@@ -44,7 +44,7 @@ def call_lowered(
 
 def _run(
     region: Region,
-    parts: Parts,
+    parts: RegionParts,
     lowering: Lowering,
     otherwise: Otherwise,
     args: tuple[object, ...],
@@ -87,7 +87,7 @@ def _first_call(region: Region, lowering: Lowering, args: tuple[object, ...], kw
         ) from error
 
 
-def _refuse_floats(region: Region, parts: Parts, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+def _refuse_floats(region: Region, parts: RegionParts, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """Raise where a region takes integers and is given floats: read as such, they would give a wrong answer."""
     boundary, names = parts.preparation.boundary, parts.origin.input_names
     if boundary is None:

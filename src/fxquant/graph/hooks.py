@@ -8,9 +8,9 @@ from collections import OrderedDict
 from torch import nn
 
 from fxquant.graph.lowering import reference_graph
-from fxquant.graph.parts import Stage
 from fxquant.graph.paths import find_module, is_within, join_path
 from fxquant.graph.region import regions, stage_of
+from fxquant.graph.region_parts import Stage
 
 HOOK_TABLES = (
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),

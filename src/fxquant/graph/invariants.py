@@ -13,10 +13,10 @@ from fxquant.graph import torch_compat
 from fxquant.graph.encode import META_KEYS
 from fxquant.graph.nodes import TensorInfo
 from fxquant.graph.notes import Decision, Note, note_of
-from fxquant.graph.parts import Stage
 from fxquant.graph.paths import find_module, get_attr
 from fxquant.graph.quantizer import calls_quantizer
 from fxquant.graph.region import Region, preparation_of, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.ops.table import OPS, OpTable, activation_nodes
 
 Known = dict[int, object]  # by id; held, so that no id is given out again

@@ -20,9 +20,9 @@ from torch import Tensor, fx, nn
 
 from fxquant.errors import InputError
 from fxquant.graph.encode import EncodedGraph, decode_graph
-from fxquant.graph.parts import Stage
 from fxquant.graph.paths import free_path
 from fxquant.graph.region import Region, lowering_of, set_lowering, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.graph.standing import Standing
 
 Steps = tuple[Tensor, tuple[Tensor, ...]]  # the outputs of all steps of a recurrent layer, and its final state

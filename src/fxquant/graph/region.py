@@ -34,9 +34,9 @@ from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
 from fxquant.graph.float_dtype import own_dtype, split_move
 from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.origin import Origin
-from fxquant.graph.parts import Parts, Stage
 from fxquant.graph.paths import find_module
 from fxquant.graph.preparation import Preparation
+from fxquant.graph.region_parts import RegionParts, Stage
 from fxquant.graph.written_down import keep_written, notice_export, read_written
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _OWN_KEYS = frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__) | {"_reg
 class Region(fx.GraphModule):
     """A captured graph over the user's module tree. See the module docstring."""
 
-    _region: Parts
+    _region: RegionParts
 
     def __init__(self, tree: nn.Module, graph: fx.Graph, origin: Origin | None = None) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name=type(tree).__name__)
@@ -62,7 +62,7 @@ class Region(fx.GraphModule):
             if key not in _OWN_KEYS or key in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
                 self.__dict__[key] = value
         self.training = tree.training
-        self._region = Parts(origin=origin or Origin(user_class=type(tree)))
+        self._region = RegionParts(origin=origin or Origin(user_class=type(tree)))
         lend_methods(type(self), self._region.origin.user_class, _is_own)
         self.graph = graph
         self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]

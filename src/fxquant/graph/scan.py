@@ -7,8 +7,8 @@ from torch import nn
 
 from fxquant.graph.lowering import Steps, reference_graph
 from fxquant.graph.notes import decision_of
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import Region, lowering_of, runner_of, stage_of
+from fxquant.graph.region_parts import Stage
 
 
 def runs_step_by_step(step: nn.Module) -> bool:

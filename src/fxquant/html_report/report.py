@@ -21,8 +21,8 @@ from torch import nn
 from fxquant.errors import CalibrationError, ConfigError, FxQuantError
 from fxquant.files import Json, refuse_unwritable, replacing
 from fxquant.flows.calibrate import check_data
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import regions, stage_of, user_class
+from fxquant.graph.region_parts import Stage
 from fxquant.html_report.gather import (
     agreement,
     gather_account,

@@ -13,8 +13,8 @@ from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.errors import StageError
 from fxquant.export.reference import reference_of
 from fxquant.graph.first_call import refuse_waiting
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import regions, stage_of, user_class
+from fxquant.graph.region_parts import Stage
 from fxquant.graph.tree import tree_of
 from fxquant.insight.twin import Pair, capture_float, folded, pair_up
 from fxquant.ops.table import OPS

@@ -26,10 +26,10 @@ from fxquant.graph.encode import encode_graph
 from fxquant.graph.grid import QParams
 from fxquant.graph.lowering import lower_again, reference_graph, start_lowering
 from fxquant.graph.notes import Decision, decision_of, note_of
-from fxquant.graph.parts import Stage
 from fxquant.graph.paths import get_attr, join_path
 from fxquant.graph.read_modules import ReadModules
 from fxquant.graph.region import Region, lowering_of, regions, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.graph.standing import Standing
 from fxquant.numerics.grid import OFF, Grid, share_memory, why_off
 from fxquant.numerics.seen import Seen

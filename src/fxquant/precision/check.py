@@ -19,8 +19,8 @@ from fxquant.capture.untouched.written import parameters_kept
 from fxquant.errors import CalibrationError, ConfigError, FxQuantError, StageError
 from fxquant.flows.calibrate import check_data
 from fxquant.graph.first_call import refuse_waiting
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import regions, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.graph.tree import tree_of
 from fxquant.insight.compare import compare
 from fxquant.insight.comparison import Comparison

@@ -24,8 +24,8 @@ from fxquant.errors import ArchiveError, ConfigError, StageError
 from fxquant.graph.check_model import refuse_other
 from fxquant.graph.lowering import unlower
 from fxquant.graph.own import copy_model
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import regions, runner_of, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.tables.present import Shown, new_table
 
 if TYPE_CHECKING:

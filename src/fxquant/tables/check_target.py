@@ -24,9 +24,9 @@ from fxquant.graph import torch_compat
 from fxquant.graph.grid import QParams
 from fxquant.graph.nodes import tensor_info
 from fxquant.graph.notes import Note, decision_of, note_of
-from fxquant.graph.parts import Stage
 from fxquant.graph.paths import get_attr
 from fxquant.graph.region import Region, regions, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.numerics.affine import choose_qparams
 from fxquant.numerics.positions.measure import measured, terms
 from fxquant.ops.table import OPS, Op, Role, activation_nodes, argument

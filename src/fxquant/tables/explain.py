@@ -16,9 +16,9 @@ from fxquant.graph.first_call import refuse_waiting
 from fxquant.graph.lowering import reference_graph
 from fxquant.graph.nodes import TensorInfo, full_path
 from fxquant.graph.notes import LEFT_ALONE, WRAPPED, decision_of, note_of
-from fxquant.graph.parts import Stage
 from fxquant.graph.paths import is_within, join_path
 from fxquant.graph.region import Region, engine_of, regions, runner_of, stage_of, user_class
+from fxquant.graph.region_parts import Stage
 from fxquant.graph.tree import Left, all_left, tree_of, weighted_parts
 from fxquant.ops.table import OPS
 from fxquant.tables.explanation import Explanation, Row

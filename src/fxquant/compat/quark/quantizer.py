@@ -15,8 +15,8 @@ from fxquant.export.encodings import export_json
 from fxquant.export.onnx.export import export_onnx as _export_onnx
 from fxquant.flows.calibrate import as_example, calibrate, peek
 from fxquant.graph.own import copy_model
-from fxquant.graph.parts import Stage
 from fxquant.graph.region import regions, stage_of
+from fxquant.graph.region_parts import Stage
 from fxquant.quantize_fx import convert_fx, freeze, prepare_qat_fx
 
 

@@ -27,7 +27,7 @@ class Stage(enum.Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class Parts:
+class RegionParts:
     """Kept by a region as `_region`. Others ask by `origin_of`, `preparation_of`, `lowering_of` and `stage_of`."""
 
     origin: Origin
@@ -44,10 +44,10 @@ class Parts:
             return Stage.PREPARED
         return Stage.FUSED if self.preparation.fused else Stage.CAPTURED
 
-    def __copy__(self) -> Parts:
+    def __copy__(self) -> RegionParts:
         """Return parts of which a pass may change what it likes: the origin, which nobody changes, is shared."""
         lowering = copy.copy(self.lowering)
         if lowering is not None:
             lowering.filled = copy.copy(lowering.filled)
         preparation = copy.copy(self.preparation)
-        return Parts(origin=self.origin, preparation=preparation, lowering=lowering, warned=self.warned)
+        return RegionParts(origin=self.origin, preparation=preparation, lowering=lowering, warned=self.warned)
