@@ -12,7 +12,8 @@ from fxquant.engines.native import depthwise, gemm
 from fxquant.engines.native.arithmetic import Numbers, ending, largest
 from fxquant.engines.native.emit_scaled import scaled_affine
 from fxquant.engines.native.finish import Finish
-from fxquant.engines.native.gemm import Gemm, Taps, choose_tile, lines_of, split_row
+from fxquant.engines.native.gemm import Gemm, Taps
+from fxquant.engines.native.gemm_tiles import choose_tile, lines_of, split_row
 from fxquant.engines.native.groups import Group, Pads, is_handed_in
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import pointer
@@ -223,7 +224,7 @@ class _Product:
         finish, taps, channels = self.finish, self.taps, round_up(len(self.weight))
         extra = (1.5 if self.other else 0.0) + (0.0 if finish.act is None else 3.0 if finish.words else 5.0)
         widest = _LISTED if listed else 4
-        tile = choose_tile(channels, *self.extent[:2], taps, extra, machine, widest)
+        tile = choose_tile(channels, *self.extent[:2], taps.count * taps.quads, extra, machine, widest)
         weight, offsets = _padded(self.weight, channels), None
         if self.groups > 1:
             grain = max(1, 16 // machine.floats)

@@ -1,0 +1,81 @@
+"""Which tiles a matrix product is computed in (gemm.py): by a model of the cycles that they take."""
+
+from __future__ import annotations
+
+import functools
+
+from fxquant.engines.native.machine import Machine
+
+_PACKING = {1: 1.9, 2: 1.6, 3: 1.7, 4: 1.4}  # cycles for a vector of sums, with so many to a block
+_DOT, _LATENCY, _LOAD, _FAR, _TILE = 0.5, 5.0, 0.5, 2.0, 12.0  # cycles; `_FAR`: of a load from the second cache
+_FIRST_CACHE = 40000  # bytes of a block's weights that stay there
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_tile(
+    outputs: int, rows: int, width: int, steps: int, extra: float, machine: Machine, widest: int = 4
+) -> tuple[tuple[int, ...], int]:
+    """(vectors of each block, at most `widest`, and pixels of a tile) by a model of the cycles that all tiles take.
+
+    `outputs` are channels, a multiple of 16; `steps` those of a sum; `extra` cycles that a vector of results takes
+    beyond packing.
+    """
+    total = outputs // machine.floats
+    grain = 16 // machine.floats if machine.floats < 16 else 1
+    best: tuple[float, int, int] | None = None
+    for vectors in (4, 3, 2, 1):
+        if vectors > min(total, widest) or vectors % grain:
+            continue
+        for most in range(1, machine.most_rows(vectors) + 1):
+            cost = 0.0
+            for v, blocks in ((vectors, total // vectors), (total % vectors, 1)):
+                if v:
+                    tiles = _tiles(rows, width, min(most, machine.most_rows(v)))
+                    cost += blocks * sum(count * _cycles(p, v, steps, extra, machine) for p, count in tiles)
+            if best is None or cost < best[0]:
+                best = (cost, vectors, most)
+    assert best is not None
+    _, vectors, most = best
+    last = (total % vectors,) if total % vectors else ()
+    return (*(vectors,) * (total // vectors), *last), most
+
+
+def lines_of(rows: int, width: int, most: int) -> int:
+    """Tell how many lines of so many pixels a tile of at most `most` of them has: more than one if they are short."""
+    return min(rows, max(1, most // width))
+
+
+def _tiles(rows: int, width: int, most: int) -> list[tuple[int, int]]:
+    """(pixels, how often) of all tiles of an output."""
+    lines = lines_of(rows, width, most)
+    if lines > 1:
+        return [(lines * width, rows // lines), (rows % lines * width, 1)]
+    pixels, count, rest = split_row(width, most)
+    return [(pixels, rows * count), (rest, rows)]
+
+
+def _cycles(pixels: int, vectors: int, steps: int, extra: float, machine: Machine) -> float:
+    """Return about how long a tile takes."""
+    if not pixels:
+        return 0.0
+    products = pixels * vectors * (2 * _DOT if machine.dot in ("madd", "maddubs") else _DOT)
+    far = steps * vectors * machine.width > _FIRST_CACHE
+    loads = max((pixels + vectors) * _LOAD, vectors * _FAR if far else 0.0)
+    finish = pixels * vectors * (_PACKING[vectors] + extra)
+    return steps * max(products, loads, _LATENCY) + finish + _TILE
+
+
+@functools.lru_cache(maxsize=4096)
+def split_row(width: int, most: int) -> tuple[int, int, int]:
+    """(pixels of a tile, how many such tiles, pixels of the one that is left) for a row."""
+    if width <= most:
+        return width, 1, 0
+    best: tuple[float, int, int, int] | None = None
+    for pixels in range(most, max(1, most // 2) - 1, -1):
+        count, rest = divmod(width, pixels)
+        cost = count * max(pixels, (pixels + 2) * 0.6) + (max(rest, 3.5) + 0.8 if rest else 0)
+        cost += (count + bool(rest)) * 0.35
+        if best is None or cost < best[0] - 1e-9:
+            best = (cost, pixels, count, rest)
+    assert best is not None
+    return best[1:]
