@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from exported_once import export_once
 from fxquant.engines import timing
 
 _SLOW = (HealthCheck.too_slow,)  # how fast a machine is, and what else it does, is nothing to fail for
@@ -32,3 +34,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture
+def exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what comes behind torch.export: the same model with the same inputs is exported once."""
+    monkeypatch.setattr(torch.export, "export", functools.partial(export_once, torch.export.export))

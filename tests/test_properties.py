@@ -16,6 +16,7 @@ import fxquant as fq
 from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
 
+pytestmark = pytest.mark.usefixtures("exported_once")
 METHODS = ("symbolic", "export")
 TURNS = [("static", "symbolic"), ("dynamic", "symbolic"), ("weight_only", "export")]
 LOWEST_SQNR = 25.0  # dB; a broken path is far below, a sound one far above

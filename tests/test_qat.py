@@ -23,6 +23,7 @@ from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.weights.qat_block import QatBlock
 from zoo import ZOO, images
 
+pytestmark = pytest.mark.usefixtures("exported_once")
 SCHEMES = {
     "ste": fq.get_default_qat_qconfig("x86"),
     "lsq": fq.QConfig(
