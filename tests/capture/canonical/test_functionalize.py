@@ -294,6 +294,35 @@ def of_the_input(y: Tensor, x: Tensor) -> Tensor:
     return x
 
 
+def by_out(y: Tensor, x: Tensor) -> Tensor:
+    made = torch.empty_like(y)
+    torch.mul(y, 9, out=made)
+    return made
+
+
+def by_out_of_no_size(y: Tensor, x: Tensor) -> Tensor:
+    made = y.new_empty(0)
+    torch.add(y, 9 * x, out=made)
+    return made
+
+
+def by_out_into_itself(y: Tensor, x: Tensor) -> Tensor:
+    torch.clamp(9 * x, -1, 1, out=y)
+    return y
+
+
+def by_two_outs(y: Tensor, x: Tensor) -> Tensor:
+    values, places = y.new_empty(0), y.new_empty(0, dtype=torch.int64)
+    torch.sort(9 * y, 1, out=(values, places))
+    return values + places
+
+
+WRITES = (
+    *(set_item, into_zeros, through_a_view, detached, copied, of_the_input),
+    *(by_out, by_out_of_no_size, by_out_into_itself, by_two_outs),
+)
+
+
 class Written(nn.Module):
     """A product reads a tensor that was written to after it was made."""
 
@@ -309,9 +338,9 @@ class Written(nn.Module):
 
 
 @both
-@pytest.mark.parametrize("write", [set_item, into_zeros, through_a_view, detached, copied, of_the_input])
+@pytest.mark.parametrize("write", WRITES)
 def test_products_read_what_was_written(write: Callable[[Tensor, Tensor], Tensor], method: Method) -> None:
-    model, x = Written(write).eval(), torch.randn(8, 4)
+    model, x = Written(write).eval().requires_grad_(False), torch.randn(8, 4)
     prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), (x.clone(),), method=method)
     prepared(x.clone())
     quantized = fq.convert_fx(prepared, engine="reference")

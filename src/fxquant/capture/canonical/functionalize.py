@@ -20,6 +20,7 @@ from torch import fx
 from torch.fx.node import Target
 
 from fxquant.capture.canonical.alias import AliasSets
+from fxquant.capture.canonical.out_arguments import split_outs
 from fxquant.capture.guards import apply_in_place, read_now
 from fxquant.graph.nodes import TensorInfo
 from fxquant.graph.region import Region
@@ -29,6 +30,7 @@ from fxquant.ops.table import OPS, OpTable, Role, activation_nodes
 def functionalize(region: Region, ops: OpTable = OPS) -> None:
     """Rewrite the region's in-place ops; its modules lose their `inplace` flag."""
     graph = region.graph
+    split_outs(region)
     for node in graph.nodes:
         if node.target in _OPERATORS and isinstance(node.args[0], fx.Node) and not _is_tensor(node.args[0]):
             node.target = _OPERATORS[node.target]  # `n += 1` on a size makes a new number

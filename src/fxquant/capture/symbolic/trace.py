@@ -208,7 +208,8 @@ def _writes_to_constant(target: Target, args: tuple[object, ...], kwargs: dict[s
 
     A graph would have one tensor for all calls, with what this trace wrote to it.
     """
-    if isinstance(kwargs.get("out"), torch.Tensor):
+    out = kwargs.get("out")
+    if any(isinstance(each, torch.Tensor) for each in (out if isinstance(out, (tuple, list)) else (out,))):
         return True
     name = str(getattr(target, "__name__", target))
     in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
