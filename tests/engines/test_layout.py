@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fxquant as fq
+from fxquant.numerics.affine import sqnr_db
 from fxquant.ops.table import OPS
 from ops.op_samples import SHAPES, samples, spellings
 from ops.test_table import Case
@@ -242,3 +243,27 @@ def test_parts_of_a_tensor_lie_in_it() -> None:
     reference, lowered = engines(Parts().eval(), (x,))
     for given in (x, x[:1], across(x)):
         compare(reference, lowered, (given,))
+
+
+class ByNumber(nn.Module):
+    """Multiplies by numbers that its code asks a tensor for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return y * y.is_contiguous() + (x.storage_offset() + y) * x.shape[0]
+
+
+@pytest.mark.parametrize("lay", [torch.clone, last], ids=["contiguous", "channels_last"])
+def test_numbers_among_operands_have_no_layout(lay: Callable[[Tensor], Tensor]) -> None:
+    model, x = ByNumber().eval(), torch.randn(2, 3, 6, 6)
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    quantized, given = fq.convert_fx(prepared, engine="onednn"), lay(x)
+    with torch.no_grad():
+        ours, theirs = quantized(given), model(given)
+    assert ours.stride() == theirs.stride()
+    assert sqnr_db(theirs, ours) > 25

@@ -68,15 +68,16 @@ def after_cat(knowns: Sequence[Tensor | Layout], tensors: Sequence[Tensor]) -> L
 
 @torch_compat.on_plain_sizes
 def after_each(knowns: Sequence[Tensor | Layout], tensors: Sequence[Tensor], result: Tensor) -> Layout:
-    """Of an op that is done element by element."""
-    layouts = [of(known) for known in knowns]
+    """Of an op that is done element by element. Numbers among the operands have no layout."""
+    found = [(of(known), x) for known, x in zip(knowns, tensors, strict=True) if isinstance(x, Tensor)]
+    layouts = [layout for layout, _ in found]
     first = layouts[0]
     alike = isinstance(first, bool) and layouts.count(first) == len(layouts)
-    if alike and (not first or len(layouts) == 1 or any(x.shape == result.shape for x in tensors)):
+    if alike and (not first or len(layouts) == 1 or any(x.shape == result.shape for _, x in found)):
         return first
     with torch_compat.unseen():
         made: Any = 0
-        for x, layout in zip(tensors, layouts, strict=True):
+        for layout, x in found:
             made = made + torch.empty_strided(x.shape, _wanted(x.shape, layout), device="meta")
     return of(made)
 
