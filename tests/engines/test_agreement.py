@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.engines.agreement import check_agreement
+from fxquant.engines.agreement import check_agreement, nudge
 from fxquant.engines.example import example_of
 from fxquant.engines.runtimes.onnxruntime import OnnxRuntime
 
@@ -127,3 +127,8 @@ def test_integers_on_a_grid_are_compared(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("factor", [float("nan"), 0.0])
 def test_results_that_say_nothing_are_taken(factor: float) -> None:
     check_agreement(Chaos(), Chaos(factor), {"x": torch.rand(10)}, "some")
+
+
+def test_nudged_inputs_lie_as_they_did() -> None:
+    given = (torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.randn(4, 3).t())
+    assert [x.stride() for x in nudge(given)] == [x.stride() for x in given]

@@ -8,6 +8,7 @@ import logging
 import os
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -445,3 +446,34 @@ def test_python_between_kernels(batch: int) -> None:
     (made,) = runner_of(native).programs.values()
     assert made.levels == [0, 2] and any("pad" in name for name in runner_of(native).outside)
     assert [row.kind for row in fq.explain(native) if "outside of native code" in row.reason] == ["pad"]
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "unbind": lambda y: y.unbind(1)[1],
+    "select": lambda y: y[0],
+    "unfold": lambda y: y.unfold(2, 3, 2),
+    "as_strided": lambda y: y.as_strided((2, 4), (1, 2), 3),
+}
+
+
+class Viewed(nn.Module):
+    def __init__(self, view: str) -> None:
+        super().__init__()
+        self.conv, self.view = nn.Conv2d(3, 8, 3, padding=1), view
+
+    def forward(self, x: Tensor) -> Tensor:
+        return VIEWS[self.view](self.conv(x).relu())
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_of_results_lie_as_those_of_the_float_model(view: str) -> None:
+    torch.manual_seed(0)
+    model, x = Viewed(view).eval(), torch.randn(4, 3, 12, 12)
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    quantized = fq.convert_fx(prepared, engine=fq.Native(cache=None))
+    for given in (x, x.to(memory_format=torch.channels_last), x):
+        with torch.no_grad():
+            ours, theirs = quantized(given), model(given)
+        assert ours.stride() == theirs.stride()
+        assert sqnr_db(theirs, ours) > 25

@@ -22,8 +22,8 @@ from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.parts import Arena, Bytes, Parts, Sizes, lasting
 from fxquant.engines.native.placement import Placement, place
 from fxquant.engines.native.reader import Reader
-from fxquant.engines.native.results import Env, Result, laid_out, plain
-from fxquant.engines.native.shapes import Shape, Unread, order_of
+from fxquant.engines.native.results import Env, Result, plain
+from fxquant.engines.native.shapes import Shape, Unread
 from fxquant.engines.native.slots import Export, Import
 from fxquant.engines.native.threads import workers
 from fxquant.engines.onednn.unsigned import nan_of, without_nan
@@ -43,19 +43,6 @@ PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 3
 
 
 Slots: TypeAlias = "ctypes.Array[ctypes.c_void_p]"  # where the inputs and outputs of a segment are
-
-
-def _pairs(spec: object, value: Any) -> Iterator[tuple[fx.Node, Tensor]]:
-    """Yield the nodes in the argument of an output node, with the tensors that they are in a result."""
-    if isinstance(spec, fx.Node):
-        if isinstance(value, Tensor):
-            yield spec, value
-    elif isinstance(spec, dict):
-        for key, each in spec.items():
-            yield from _pairs(each, value[key])
-    elif isinstance(spec, (list, tuple)):
-        for each, part in zip(spec, value, strict=True):
-            yield from _pairs(each, part)
 
 
 def _next(samples: Iterator[int], lock: threading.Lock) -> int | None:
@@ -112,6 +99,7 @@ class Program:
         self.outside: dict[int, list[fx.Node]] = {}
         self.fixed: dict[fx.Node, Any] = {}
         self.exports: Mapping[fx.Node, Export] = {}
+        self._by_node: dict[fx.Node, Result] = {}
         self.by_row: bool | None = None  # not known yet
         self.remake: Callable[[], Program] | None = None  # how one from disk is read again
 
@@ -167,7 +155,7 @@ class Program:
                     self.outside[level].remove(node)
         self.outside = {level: found for level, found in self.outside.items() if found}
         self._order = sorted({*self.levels, *self.outside})
-        self._moved = [result for each in self.results.values() for result in each if result.back is not None]
+        self.set_orders(self.orders)
         returned = self.output.all_input_nodes
         self._shared = [node for node in returned if isinstance(self.fixed.get(node), Tensor) and node.op != "get_attr"]
 
@@ -190,10 +178,14 @@ class Program:
         there = max(read, batch * self.sizes.single / rate) + 1.1 * batch * rest / rate + _CALL * calls
         return here < there
 
-    def lay_out(self, expected: object) -> None:
-        """Let results lie in memory as those of the graph, of which this is one."""
-        orders = {node: order_of(value) for node, value in _pairs(self.output.args[0], expected)}
-        self.set_orders([orders.get(result.node, ()) for each in self.results.values() for result in each])
+    @property
+    def seen(self) -> list[fx.Node]:
+        """The nodes whose tensors callers or Python's ops get."""
+        return [result.node for each in self.results.values() for result in each]
+
+    def lay_out(self, orders: Mapping[fx.Node, tuple[int, ...]]) -> None:
+        """Let results lie in memory as those of the graph, of which these are the orders of axes."""
+        self.set_orders([orders.get(node, ()) for node in self.seen])
 
     @property
     def orders(self) -> list[tuple[int, ...]]:
@@ -206,6 +198,7 @@ class Program:
         for result, order in zip(found, orders, strict=True):
             result.order = tuple(order)
         self._moved = [result for result in found if result.order or result.back is not None]
+        self._by_node = {result.node: result for result in found}
 
     def _read_checks(self, nodes: list[fx.Node], done: set[fx.Node]) -> None:
         """Nodes that only raise, with what only they need. They look at sizes, so once for each batch is enough."""
@@ -332,8 +325,8 @@ class Program:
             shape = self.shapes[operand]
             if found is None and reads_size(node) and isinstance(shape, Shape):
                 return torch.empty((batch, *shape.dims) if shape.batched else shape.dims, device="meta")
-            if isinstance(found, Tensor) and operand in self.exports:
-                found = env[operand] = laid_out(found)
+            if isinstance(found, Tensor) and operand in self._by_node:
+                found = env[operand] = self._by_node[operand].lie(found)
             return found
 
         args, kwargs = without_nan(node, fx.node.map_arg(node.args, value)), fx.node.map_arg(node.kwargs, value)

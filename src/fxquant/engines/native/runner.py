@@ -30,7 +30,7 @@ from fxquant.engines.native.cache import Cache
 from fxquant.engines.native.calls import Key, batch_of, bind, first_sample, key_of, wants_gradient
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.plain import interpret, plain_graph, returned, run_plain
+from fxquant.engines.native.plain import interpret, plain_graph, returned, run_and_look
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
 from fxquant.engines.native.reader import Reader
@@ -244,13 +244,13 @@ class NativeRunner(Runner):
             inputs = first_sample(inputs)
         try:
             with torch.random.fork_rng(devices=[]):  # this run and that of the program see the same random numbers
-                raw = run_plain(region, graph, inputs)
+                raw, lying = run_and_look(region, graph, inputs, made.seen if isinstance(made, Program) else ())
         except (InputError, TypeError) as error:  # inside a model, such calls run the user's code
             raise _NotHere("for inputs that the graph refuses") from error
         try:
             if isinstance(made, Exception):
                 raise made
-            made.lay_out(raw)
+            made.lay_out(lying)
             with torch.random.fork_rng(devices=[]):
                 found = _run(made, inputs)
             compare_results(returned(graph, raw), found, lambda: interpret(region, graph, nudge(inputs)), "native")
