@@ -94,4 +94,6 @@ def _default(node: fx.Node) -> object:
     held = held_value(node)
     if held is not NOT_HELD:
         return held
-    return node.args[0] if node.args else _MISSING
+    if node.users:  # they read what is in it: a container, of which nothing was kept
+        return _MISSING
+    return node.args[0] if node.args else None
