@@ -129,3 +129,28 @@ def test_symbolic_trace_gives_the_qdq_graph(engine: Literal["reference", "onednn
     assert any("quantize_per_tensor" in str(node.target) for node in traced.graph.nodes)
     torch.testing.assert_close(traced(x), around(x), atol=0.05, rtol=0.0)
     torch.testing.assert_close(traced(x[:1]), around(x[:1]), atol=0.05, rtol=0.0)
+
+
+class Chooses(nn.Module):
+    """Looks methods up on its class, by name, as transformers' `generate` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+    def decode(self, x: Tensor, how: str) -> Tensor:
+        made: Tensor = getattr(type(self), f"_{how}")(self, x)
+        return made
+
+    def _greedy(self, x: Tensor) -> Tensor:
+        return self(x).argmax(-1)
+
+
+def test_methods_are_found_on_the_class_of_a_region() -> None:
+    model, x = Chooses().eval(), torch.randn(3, 4)
+    quantized = fq.quantize(model, [x], engine="reference")
+    assert torch.equal(quantized.decode(x, "greedy"), quantized(x).argmax(-1))
+    assert torch.equal(copy.deepcopy(quantized).decode(x, "greedy"), quantized(x).argmax(-1))

@@ -7,6 +7,7 @@ a graph was captured, and calls what it called then.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -25,13 +26,26 @@ Own = Callable[[Any, str], bool]
 
 
 def lend_methods(cls: type, user_class: type[nn.Module], own: Own) -> None:
-    """Give the class of one region the methods of a container, where the user's has them. `own` tells our children."""
+    """Give the class of one region the user's methods, and those of a container, if it is one.
+
+    `own` tells our children. Code that asks for `type(model)._sample` finds methods there as on the float model.
+    """
+    for name, attribute in _methods(user_class).items():
+        if not hasattr(cls, name):
+            setattr(cls, name, attribute)
     for name in _READS:
         if hasattr(user_class, name):
             setattr(cls, name, _read(name, user_class, own))
     for name in _WRITES:
         if any(issubclass(user_class, stock) and hasattr(stock, name) for stock in _STOCK):
             setattr(cls, name, _refuse(name))
+
+
+def _methods(user_class: type[nn.Module]) -> dict[str, object]:
+    classes = [cls for cls in reversed(user_class.__mro__) if cls not in nn.Module.__mro__]
+    found = {name: attribute for cls in classes for name, attribute in cls.__dict__.items()}
+    kinds = (types.FunctionType, staticmethod, classmethod)
+    return {name: value for name, value in found.items() if isinstance(value, kinds) and not name.startswith("__")}
 
 
 def _read(name: str, user_class: type[nn.Module], own: Own) -> Callable[..., object]:
