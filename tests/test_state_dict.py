@@ -319,3 +319,17 @@ def test_one_look_tells_whether_any_grid_was_written_to(tmp_path: Any) -> None:
     grid = next(module for module in copied.modules() if isinstance(module, Grid))
     grid.scale.mul_(0.1)
     assert not torch.equal(copied(X), model(X))
+
+
+def test_what_is_told_of_a_load_names_keys_of_state_dicts() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    prepared = fq.prepare_fx(Pieces().eval(), fq.get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    quantized = nn.ModuleDict({"inside": fq.convert_fx(prepared, engine="reference")})
+    state = quantized.state_dict()
+    assert set(quantized.load_state_dict({}, strict=False).missing_keys) == set(state)
+    with pytest.raises(RuntimeError) as told:
+        quantized.load_state_dict({**state, "inside.second.bias": torch.zeros(5)})
+    assert "size mismatch for inside.second.bias:" in str(told.value)
+    assert ".op." not in str(told.value)

@@ -10,7 +10,7 @@ calibrated    what was seen of the tensors goes to the quantizers that are train
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -67,3 +67,9 @@ def add_flat(flat: str, state_dict: dict[str, object], prefix: str, children: Co
         rest = key.removeprefix(prefix)
         if rest.partition(".")[0] not in children:
             state_dict[f"{prefix}{flat}.{rest}"] = state_dict.pop(key)
+
+
+def name_flat(flat: str, prefix: str, told: Iterable[list[str]]) -> None:
+    """Let what is told of a load name tensors as state dicts do: keys that are missing or too many, and errors."""
+    for texts in told:
+        texts[:] = [text.replace(f"{prefix}{flat}.", prefix) for text in texts]

@@ -19,7 +19,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx, nn
@@ -27,7 +27,7 @@ from torch.fx.graph import PythonCode
 
 from fxquant.errors import InputError, StageError
 from fxquant.graph import torch_compat
-from fxquant.graph.adapt_state import adapt_state, add_flat, drop_flat
+from fxquant.graph.adapt_state import adapt_state, add_flat, drop_flat, name_flat
 from fxquant.graph.call_lowered import call_lowered
 from fxquant.graph.container import lend_methods
 from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
@@ -216,6 +216,7 @@ class Region(fx.GraphModule):
     def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: object) -> None:
         if self._region.origin.flat:
             add_flat(self._region.origin.flat, state_dict, prefix, self._modules)
+            self._region.told = (prefix, cast(list[str], args[-1]))
         if self._region.lowering is None:
             adapt_state(self, self._region.origin, self._region.preparation, state_dict, prefix)
         read_written(runner_of(self), args[0])
@@ -259,8 +260,12 @@ def _seen_by_tracers(forward: Callable[..., object]) -> Callable[..., object]:
     return run
 
 
-def _after_load(region: Region, incompatible_keys: object) -> None:
+def _after_load(region: Region, incompatible_keys: tuple[list[str], list[str]]) -> None:
     """Renew what was made of numbers: a state_dict was loaded into a region and all that is in it."""
+    if region._region.told is not None:
+        prefix, errors = region._region.told
+        region._region.told = None
+        name_flat(region._region.origin.flat, prefix, (*incompatible_keys, errors))
     lowering = region._region.lowering
     if lowering is not None and lowering.filled is not None:
         lowering.filled.keep_up(region)

@@ -34,6 +34,7 @@ class RegionParts:
     preparation: Preparation = field(default_factory=Preparation)
     lowering: Lowering | None = None  # None until it is converted
     warned: bool = False  # that a call ran in float
+    told: tuple[str, list[str]] | None = None  # while a state_dict is loaded: the prefix of its names, and the errors
 
     @property
     def stage(self) -> Stage:
