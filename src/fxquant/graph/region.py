@@ -28,6 +28,7 @@ from torch.fx.graph import PythonCode
 from fxquant.errors import InputError, StageError
 from fxquant.graph import torch_compat
 from fxquant.graph.adapt_state import adapt_state, add_flat, drop_flat, name_flat
+from fxquant.graph.as_written import as_written
 from fxquant.graph.call_lowered import call_lowered
 from fxquant.graph.container import lend_methods
 from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
@@ -152,9 +153,9 @@ class Region(fx.GraphModule):
         if not self._region.origin.path:
             raise error
         try:
-            result = self._self(*args, **kwargs)
+            result = as_written(self._self, self._region.origin.moved)(*args, **kwargs)
         except Exception:
-            # the code needs something that the graph took over, such as a parameter that is now a module's
+            # the code needs something that the graph took over, or takes no such call itself
             raise error from None
         if not self._region.warned:
             self._region.warned = True

@@ -428,6 +428,34 @@ def test_a_call_that_the_example_did_not_show_runs_in_float_and_says_so(caplog: 
     assert len([r for r in caplog.records if "runs in float when called like this" in r.getMessage()]) == 1
 
 
+class Positions(nn.Embedding):
+    """Its code reads its own weight, by numbers that callers count."""
+
+    def forward(self, size: tuple[int, int], seen: int = 0) -> Tensor:  # type: ignore[override]
+        places = torch.arange(seen, seen + size[1], device=self.weight.device).expand(size)
+        return super().forward(places)
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.last = Positions(32, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, seen: int = 0) -> Tensor:
+        y = x + self.places((x.shape[0], x.shape[1]), seen)
+        return self.last(y) if y.sum() < 1e9 else y
+
+
+@pytest.mark.parametrize("engine", ["reference", "onednn"])
+def test_code_has_its_parameters_back_in_calls_that_the_example_did_not_show(engine: Any) -> None:
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    quantized = fq.quantize(model, [torch.rand(2, 16, 8)], engine=engine)
+    with torch.no_grad():
+        for given, seen in ((torch.rand(3, 6, 8), 0), (torch.rand(2, 1, 8), 6)):
+            assert sqnr_db(model(given, seen), quantized(given, seen)) > 25
+
+
 def test_an_arm_without_data_runs() -> None:
     model = build(Branch)
     x = next(x for x in data() if model.stem(x).sum() > 0)
