@@ -24,8 +24,8 @@ from fxquant.export.reference import reference_of
 from fxquant.graph import torch_compat
 from fxquant.graph.grid import QParams
 from fxquant.graph.region import Region
+from fxquant.integers.operands import Weight
 from fxquant.integers.program import Port, Program
-from fxquant.integers.read_common import Weight
 from fxquant.integers.read_elementwise import pointwise
 from fxquant.integers.read_ops import READ
 from fxquant.integers.reader import Reader, fractions, name_of, on_grid

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from fxquant.integers.arithmetic import MANTISSA
-from fxquant.integers.read_common import FINER, INT32, Args, is_binary
+from fxquant.integers.operands import FINER, INT32, Args, is_binary
 from fxquant.integers.reader import Reader, fractions
 from fxquant.integers.scales import places_of, position_of
 from fxquant.integers.values import Curve, Value, Whole

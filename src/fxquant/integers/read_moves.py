@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from torch import fx
 
-from fxquant.integers.read_common import Args, moved, one_scale, shape_of
+from fxquant.integers.operands import Args, moved, one_scale, shape_of
 from fxquant.integers.reader import Reader
 from fxquant.integers.values import Value, Whole
 

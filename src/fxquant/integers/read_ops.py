@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxquant.integers.read_common import Args
+from fxquant.integers.operands import Args
 from fxquant.integers.read_elementwise import add, clip, hardsigmoid, hardswish, leaky_relu, mul
 from fxquant.integers.read_moves import concat, expand, pad, permute, reshape, same, select, slice_, split
 from fxquant.integers.read_weighted import conv, linear, matmul

@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 from torch import Tensor, fx
 
+from fxquant.integers.operands import FINER, INT32, Args, Weight, is_binary, shape_of, spread
 from fxquant.integers.program import Array, Scales
-from fxquant.integers.read_common import FINER, INT32, Args, Weight, is_binary, shape_of, spread
 from fxquant.integers.reader import Reader, fractions
 from fxquant.integers.scales import places_of
 from fxquant.integers.values import Value, Whole

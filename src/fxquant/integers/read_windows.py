@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 from torch import fx
 
-from fxquant.integers.read_common import Args, is_binary, moved, rank_of, shape_of, spread
+from fxquant.integers.operands import Args, is_binary, moved, rank_of, shape_of, spread
 from fxquant.integers.reader import Reader
 from fxquant.integers.scales import places_of
 from fxquant.integers.values import Value, Whole

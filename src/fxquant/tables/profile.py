@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from fxquant.engines.choose import check_engine
+from fxquant.engines.native.one_by_one import OneByOne
 from fxquant.engines.native.peak import peak
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.runner import NativeRunner
-from fxquant.engines.native.steps import Steps
 from fxquant.errors import StageError
 from fxquant.graph.check_model import refuse_other
 from fxquant.graph.region import regions, runner_of
@@ -127,7 +127,7 @@ def profile(
 def _steps(program: Program, inputs: list[object], rounds: int) -> list[tuple[str, int, float]]:
     """(label, products, seconds) of each kernel."""
     first = [value[:1] if isinstance(value, torch.Tensor) else value for value in inputs]
-    steps = Steps(program, first)
+    steps = OneByOne(program, first)
     calls = [*(steps.bound(index) for index in range(len(steps.ops))), steps.nothing()]
     best = [float("inf")] * len(calls)
     for _ in range(rounds):

@@ -15,7 +15,7 @@ from fxquant.numerics.affine import sqnr_db
 
 pytest.importorskip("llvmlite")
 from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
-from fxquant.engines.native.scan import Scan, read_step
+from fxquant.engines.native.scan import CellScan, read_step
 
 MACHINES = [machine for machine in (AVX512, AVX512_256, AVX2) if runs_here(machine)]
 CELLS = [(nn.LSTM, {}), (nn.GRU, {}), (nn.RNN, {}), (nn.RNN, {"nonlinearity": "relu"})]
@@ -39,7 +39,7 @@ def test_a_kernel_does_what_the_steps_do(
     direction = model.layers[0][0]
     projected = direction.ih(x)
     start = tuple(0.3 * torch.randn(15, 37) for _ in range(2 if cls is nn.LSTM else 1))
-    scan = Scan(read_step(direction.step, filled_graph(direction.step), machine), machine)
+    scan = CellScan(read_step(direction.step, filled_graph(direction.step), machine), machine)
     for backwards in (False, True):
         state, outputs = start, []
         for step in reversed(projected.unbind(0)) if backwards else projected.unbind(0):

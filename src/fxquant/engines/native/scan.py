@@ -1,7 +1,7 @@
 """The step of a recurrent layer, run over a whole sequence in one native call.
 
 `fxquant.modules` calls the step once for each time step. Its region's runner may take all of them at once: the graph of
-the step is read, and where it is one of the cells that there is a kernel for (recurrent.py), `Scan` runs it.
+the step is read, and where it is one of the cells that there is a kernel for (recurrent.py), `CellScan` runs it.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _grid(x: fx.Node, state: fx.Node, kind: Kind, tensors: _Tensors, machine: Ma
     return _Step(cell=cell, weight=weight, scale=scale, bias=bias, header=header)
 
 
-class Scan:
+class CellScan:
     """A step's kernel with its weights. Several threads may call it."""
 
     def __init__(self, step: _Step, machine: Machine) -> None:
@@ -172,7 +172,7 @@ class Scans:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.scan: Scan | None = None
+        self.scan: CellScan | None = None
         self.refused = ""  # why there is none
         self.made_from: MadeFrom | None = None
         self.hooks = Hooks()
@@ -204,7 +204,7 @@ class Scans:
     def _make(self, region: Region, x: Tensor, state: tuple[Tensor, ...]) -> None:
         self.scan, self.refused, self.made_from = None, "", made_from(region)
         try:
-            scan = Scan(read_step(region, filled_graph(region), self.machine), self.machine)
+            scan = CellScan(read_step(region, filled_graph(region), self.machine), self.machine)
             few = x[:_COMPARED]
             expected = _one_by_one(region, few, state)
             compare_results(

@@ -16,10 +16,10 @@ pytest.importorskip("llvmlite")
 
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
+from fxquant.engines.native.one_by_one import OneByOne
 from fxquant.engines.native.plain import plain_graph
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
-from fxquant.engines.native.steps import Steps
 from fxquant.engines.native.values import View
 
 MACHINES = [machine for machine in (AVX512, AVX512_256, AVX2) if runs_here(machine)]
@@ -50,7 +50,7 @@ def check_steps(model: nn.Module, x: Tensor, machine: Machine) -> int:
         seen = recorder.seen.get(node)
         if isinstance(value, View) and isinstance(seen, Tensor) and seen.dtype == torch.uint8:
             made.setdefault(id(value.buffer), (value, seen[0]))
-    steps = Steps(program, (x,))
+    steps = OneByOne(program, (x,))
     assert len(program.levels) == 1
     last = {id(op.writes): index for index, op in enumerate(steps.ops) if not op.label.startswith("border")}
     count = 0

@@ -18,7 +18,7 @@ from fxquant.engines.native.program import PROTOTYPE, Program
 from fxquant.engines.native.values import View
 
 
-class Steps:
+class OneByOne:
     """The ops of a program, for one sample."""
 
     def __init__(self, program: Program, inputs: Sequence[object]) -> None:

@@ -1,4 +1,4 @@
-"""What the readings of ops share: shapes, numbers for each axis, tensors that only move."""
+"""Operands of an op as its reading needs them: shapes, numbers for each axis, integers with their scales."""
 
 from __future__ import annotations
 
