@@ -68,7 +68,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 fuzz: $(READY)
-	$(BIN)/python -W ignore tests/forge/run.py --mutations 20000
+	$(BIN)/python -W ignore tests/forge/run.py --mutations 20000 --calls 20000
 	$(BIN)/python -m pytest -n $(WORKERS) --hypothesis-profile=fuzz tests/test_state_machine.py tests/engines/native/test_fuzz.py
 
 $(BENCH): $(READY)

@@ -180,6 +180,9 @@ def forge(path: Path, change: Any) -> None:
         ["call_function", "evil", "operator.methodcaller", ["tuple", "x"], ["dict"], ["dict"]],
         ["call_function", "evil", "torch.ops.aten.save.default", ["tuple", 1, "x"], ["dict"], ["dict"]],
         ["call_function", "evil", "torch.ops.aten.from_file.default", ["tuple", "x"], ["dict"], ["dict"]],
+        # twins of tensor ops on numbers and lists: the first ends the process, the second fills the memory
+        ["call_function", "evil", "torch.ops.aten.remainder.int", ["tuple", 0, 0], ["dict"], ["dict"]],
+        ["call_function", "evil", "torch.ops.aten.mul.left_t", ["tuple", ["list", 1], 2**40], ["dict"], ["dict"]],
         # fx writes these words into the source of forward as they stand
         ["placeholder", "evil", "x=print('run')", ["tuple"], ["dict"], ["dict"]],
         ["get_attr", "evil", 'x"), print("run"), getattr(self, "y', ["tuple"], ["dict"], ["dict"]],
@@ -203,6 +206,21 @@ def forge(path: Path, change: Any) -> None:
 def test_forged_calls_are_refused(saved: Path, row: list[Any]) -> None:
     forge(saved, lambda modules: modules[""]["graph"].insert(1, row))
     with pytest.raises(fq.ArchiveError, match="the graph"):
+        fq.load(saved)
+
+
+def test_a_graph_cannot_give_its_tensors_another_shape(saved: Path) -> None:
+    """The first call would run, and the next find the other shape."""
+
+    def change(modules: Any) -> None:
+        graph = modules[""]["graph"]
+        read = next(row for row in graph if row[0] == "get_attr" and row[2].endswith("weight"))
+        call = ["call_method", "evil", "unsqueeze_", ["tuple", ["node", read[1]], 0], ["dict"], ["dict"]]
+        graph.insert(len(graph) - 1, call)
+        graph[-1][3] = ["tuple", ["tuple", *graph[-1][3][1:], ["node", "evil"]]]
+
+    forge(saved, change)
+    with pytest.raises(fq.ArchiveError, match="another shape, in place"):
         fq.load(saved)
 
 

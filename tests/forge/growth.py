@@ -100,6 +100,9 @@ def growing() -> Iterator[tuple[str, str, Any]]:
     ]
     yield "check_items of many rows", "conv", partial(_rows, made=made)
     yield "tolist", "conv", partial(_rows, made=[("n0", "torch.zeros", [ROWS]), ("n1", ".tolist", [["node", "n0"]])])
+    for word, args in {"unsqueeze_": [0], "t_": [], "squeeze_": [], "transpose_": [0, 1], "swapaxes_": [0, 1]}.items():
+        changed = [("w", "@6.weight", []), ("m", f".{word}", [["node", "w"], *args])]
+        yield f"a weight by {word}", "conv", partial(_rows, made=changed)
     yield from _by_values(n, t)
 
 

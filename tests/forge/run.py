@@ -1,4 +1,4 @@
-"""Forge files and try them in processes of their own: `python tests/forge/run.py --mutations 20000`.
+"""Forge files and try them in processes of their own: `python tests/forge/run.py --mutations 20000 --record FILE`.
 
 Nothing but an ArchiveError, or a model that runs, may come of a file: no crash, hang, command, file, socket, change of
 global state, or other error.

@@ -73,12 +73,14 @@ class _Run:
         self.values: dict[fx.Node, Any] = {}
         self.degrees: dict[fx.Node, int] = {}
         self.weights: dict[fx.Node, int] = {}
+        self.read: dict[fx.Node, tuple[torch.Size, tuple[int, ...]]] = {}  # tensors of the file, as they were
 
     def run(self) -> None:
         for node in self.region.graph.nodes:
             try:
                 if node.op == "output":
                     leaves_of(map_arg(node.args, lambda each: self.values[each]))
+                    self._check_read()
                     break
                 with _Sizes(self.limit):
                     value = self._node(node)
@@ -99,8 +101,10 @@ class _Run:
         if node.op == "placeholder":
             return self._input(node)
         if node.op == "get_attr":
-            value = get_attr(self.region, str(node.target)) if node.target != "_self" else UNKNOWN
-            return _bare(value)
+            value = _bare(get_attr(self.region, str(node.target))) if node.target != "_self" else UNKNOWN
+            if isinstance(value, Tensor):
+                self.read[node] = value.shape, value.stride()
+            return value
         args, kwargs = map_arg((node.args, node.kwargs), lambda each: self.values[each])
         leaves = leaves_of((args, kwargs))
         degrees = [self.degrees.get(each, 0) for each in node.all_input_nodes]
@@ -123,6 +127,12 @@ class _Run:
             if "meta tensor" not in str(error) and "Meta tensor" not in str(error):
                 raise
             return self._by_values(node, args)
+
+    def _check_read(self) -> None:
+        """Methods such as `unsqueeze_` give a tensor of the file another shape, which the next call would find."""
+        for node, before in self.read.items():
+            if (self.values[node].shape, self.values[node].stride()) != before:
+                raise ArchiveError(f"the graph gives {str(node.target)[:80]!r} another shape, in place.")
 
     def _by_values(self, node: fx.Node, args: tuple[object, ...]) -> object:
         """Return the result of a call that needs the values of its tensors."""
