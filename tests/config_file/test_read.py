@@ -134,3 +134,11 @@ def test_a_file_without_a_mapping_says_so(tmp_path: Path, text: str) -> None:
 def test_a_file_that_is_not_there_names_what_writes_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="fxquant init"):
         read_conf(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "true", "[100, 0]", "[]", "'100, -5'", "1.5"])
+def test_a_number_of_samples_is_one_or_more(tmp_path: Path, size: str) -> None:
+    """`true` was taken for one sample, and zero or less for any number."""
+    text = f"model: {{name: x, framework: pytorch_fx}}\nquantization: {{calibration: {{sampling_size: {size}}}}}\n"
+    with pytest.raises(ConfigError, match=r":2: quantization\.calibration\.sampling_size"):
+        read_conf(write(tmp_path, text))

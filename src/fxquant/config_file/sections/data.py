@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from typing_extensions import Self
 
-from fxquant.config_file.sections.section import Choice, Section, Several
+from fxquant.config_file.sections.section import Choice, Count, Section, Several
 
 Free = dict[str, Any]  # of datasets that are not built in, so that a file with them can be read
 
@@ -245,7 +245,7 @@ class Dataloader(Section):
     """How batches are read, when the code of the user gives none."""
 
     dataset: Dataset
-    batch_size: int = Field(default=1, ge=1)
+    batch_size: Count = 1
     transform: Transforms = Field(default_factory=Transforms)
     filter: Filter | None = None
     last_batch: Literal["rollover", "discard"] = "rollover"

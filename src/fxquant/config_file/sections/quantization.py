@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from fxquant.config_file.sections.data import Dataloader
-from fxquant.config_file.sections.section import Choice, Section, Several
+from fxquant.config_file.sections.section import Choice, Count, Section, Several
 
 Approach = Literal[
     "post_training_static_quant",
@@ -26,7 +26,7 @@ LossType = Literal["CE", "KL", "MSE"]
 class Calibration(Section):
     """How many samples are looked at, and where they come from. A list of sizes is a search space."""
 
-    sampling_size: Several[int] = Field(default_factory=lambda: [100])
+    sampling_size: Several[Count] = Field(default_factory=lambda: [100], min_length=1)
     dataloader: Dataloader | None = None
 
 
@@ -130,7 +130,7 @@ class Train(Section):
     optimizer: Optimizer
     criterion: Criterion
     dataloader: Dataloader | None = None
-    epoch: int = Field(default=1, ge=1)
+    epoch: Count = 1
     start_epoch: int = Field(default=0, ge=0)
     end_epoch: int | None = None
     iteration: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import Self, TypeAliasType
 
 from fxquant.config.forms import closest
@@ -73,5 +73,13 @@ def as_number(value: object) -> object:
     return value
 
 
+def no_switch(value: object) -> object:
+    """Refuse yes and no, which Python takes for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError(f"is {str(value).lower()}; expected a whole number")
+    return value
+
+
 Several = TypeAliasType("Several", Annotated[list[T], BeforeValidator(as_list)], type_params=(T,))
+Count = Annotated[int, BeforeValidator(no_switch), Field(ge=1)]
 Share = Annotated[float, BeforeValidator(as_number)]

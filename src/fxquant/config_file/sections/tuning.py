@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from fxquant.config_file.sections.section import Section, Several, Share
+from fxquant.config_file.sections.section import Count, Section, Several, Share
 
 Objective = Literal["performance", "accuracy", "modelsize", "footprint"]
 
@@ -52,7 +52,7 @@ class ExitPolicy(Section):
     """`timeout: 0` stops at the first model that passes; other values are seconds."""
 
     timeout: float = Field(default=0, ge=0)
-    max_trials: int = Field(default=100, ge=1)
+    max_trials: Count = 100
     performance_only: bool = False
 
 
