@@ -1,7 +1,8 @@
 """Algorithms that go well together, by what they may cost.
 
 FAST        one pass over the data
-BALANCED    at most three float passes, and a conversion of seconds
+BALANCED    one pass over the data as well, in which inputs of weights are looked at, too; then, however much data there
+            is, the graph runs about three times on 24 samples, and weights are chosen: seconds, with the conversion
 BEST        minutes: blocks are reconstructed one by one
 
 SmoothQuant is in the last two for layer norms alone, by what it was measured to give: through other weights and
