@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 
+_MOMENT = 1e-4  # seconds
 Job = Callable[[int], None]  # which thread
 
 
@@ -22,15 +23,23 @@ class _Worker:
         self.index = index
         self.job: Job | None = None
         self.waits = False  # whether nobody has waited for the end of its last job
+        self.late = False  # whether it was not back when it was last looked for
         self.go, self.done = _thread.allocate_lock(), _thread.allocate_lock()
         self.go.acquire()
         self.done.acquire()
         threading.Thread(target=self._work, name=f"fxquant-{index}", daemon=True).start()
 
-    def finish(self, blocking: bool = True) -> bool:
-        """Wait for the end of its job, if it has one, or only look whether it is done."""
-        if self.waits and self.done.acquire(blocking=blocking):
+    def finish(self) -> None:
+        """Wait for the end of its job, if it has one."""
+        if self.waits:
+            self.done.acquire()
             self.waits = False
+
+    def is_back(self) -> bool:
+        """Tell whether it is done with its job. It needs Python for that, so it is given a moment, but once only."""
+        if self.waits:
+            self.waits = not self.done.acquire(timeout=0 if self.late else _MOMENT)
+            self.late = self.waits
         return not self.waits
 
     def _work(self) -> None:
@@ -60,7 +69,7 @@ class Workers:
         try:
             while len(self._workers) < count - 1:
                 self._workers.append(_Worker(len(self._workers) + 1))
-            used = [worker for worker in self._workers[: count - 1] if worker.finish(blocking=False)]
+            used = [worker for worker in self._workers[: count - 1] if worker.is_back()]
             for worker in used:
                 worker.job, worker.waits = job, True
                 worker.go.release()
