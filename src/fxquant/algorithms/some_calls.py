@@ -7,7 +7,7 @@ as long: tensors fit into the caches, and kernels need not bring them into anoth
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ def _rows(call: Sequence[object], start: int, stop: int) -> list[object]:
     return [value[start:stop] if isinstance(value, Tensor) else value for value in call]
 
 
-def _few_pictures(call: Sequence[Any]) -> Iterator[Sequence[object]]:
+def _few_pictures(call: Sequence[object]) -> Iterator[Sequence[object]]:
     """Split a call with pictures into smaller ones. Others stay: the first axis of sequences may be time."""
     size = max((len(value) for value in call if _is_picture(value)), default=0)
     if not size:
@@ -66,9 +66,9 @@ def _few_pictures(call: Sequence[Any]) -> Iterator[Sequence[object]]:
         yield _rows(call, start, start + _PICTURES)
 
 
-def _is_picture(value: object) -> bool:
+def _is_picture(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point()
 
 
-def _channels_last(value: Any) -> Any:
+def _channels_last(value: object) -> object:
     return value.contiguous(memory_format=torch.channels_last) if _is_picture(value) else value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -45,6 +44,6 @@ def _shallow(module: nn.Module) -> nn.Module:
     return made
 
 
-def _float(holder: nn.Module, name: str) -> Any:
+def _float(holder: nn.Module, name: str) -> object:
     read = getattr(type(holder), "dequantized", None)
     return getattr(holder, name) if read is None else read(holder, name)

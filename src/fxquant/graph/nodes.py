@@ -59,6 +59,16 @@ def reads_size(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in _SIZE_OPS
 
 
+def nodes_after(node: fx.Node) -> set[fx.Node]:
+    """Return all nodes behind one in the order of its graph."""
+    found: set[fx.Node] = set()
+    current = node.next
+    while current.op != "root":
+        found.add(current)
+        current = current.next
+    return found
+
+
 def only_user(node: fx.Node) -> fx.Node | None:
     """Return the one node that takes the tensor, if there is just one; nodes that read its size do not count."""
     takers = [user for user in node.users if not reads_size(user)]

@@ -22,7 +22,7 @@ from torch.fx.node import Target
 from fxquant.capture.canonical.alias import AliasSets
 from fxquant.capture.canonical.out_arguments import split_outs
 from fxquant.capture.guards import apply_in_place, read_now
-from fxquant.graph.nodes import TensorInfo
+from fxquant.graph.nodes import TensorInfo, nodes_after
 from fxquant.graph.region import Region
 from fxquant.ops.table import OPS, OpTable, Role, activation_nodes
 
@@ -142,7 +142,7 @@ def _rewrite(node: fx.Node, region: Region, ops: OpTable, private: bool, sets: A
     graph = node.graph
     if twin is not None and private:
         twin(node)
-        after = _after(node)
+        after = nodes_after(node)
         target.replace_all_uses_with(node, delete_user_cb=lambda user: user in after)
         return
     for other in sets.of(target):
@@ -178,15 +178,6 @@ def _read_in_order(region: Region, ops: OpTable) -> None:
                     read = region.graph.call_function(read_now, (operand,))
                 read.meta = {key: value for key, value in operand.meta.items() if key != "mutated"}
                 node.replace_input_with(operand, read)
-
-
-def _after(node: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    current = node.next
-    while current.op != "root":
-        found.add(current)
-        current = current.next
-    return found
 
 
 def _keeps_dtype(node: fx.Node, target: fx.Node) -> bool:

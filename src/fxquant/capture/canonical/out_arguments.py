@@ -13,7 +13,7 @@ import operator
 import torch
 from torch import fx
 
-from fxquant.graph.nodes import TensorInfo
+from fxquant.graph.nodes import TensorInfo, nodes_after
 from fxquant.graph.region import Region
 
 
@@ -30,7 +30,7 @@ def split_outs(region: Region) -> None:
 
 def _write(node: fx.Node, given: tuple[fx.Node, ...], single: bool) -> None:
     graph, last = node.graph, node
-    later = _after(node)
+    later = nodes_after(node)
     for index, out in enumerate(given):
         result = node
         if not single:
@@ -48,12 +48,3 @@ def _write(node: fx.Node, given: tuple[fx.Node, ...], single: bool) -> None:
 def _is_empty(out: fx.Node) -> bool:
     info = out.meta.get("tensor")
     return isinstance(info, TensorInfo) and 0 in info.shape
-
-
-def _after(node: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    current = node.next
-    while current.op != "root":
-        found.add(current)
-        current = current.next
-    return found
