@@ -1,9 +1,8 @@
 """What was trained or calibrated, `freeze`, the converted graph and its engines compute the same.
 
 Measured in steps of an 8-bit grid over each output, at the element that differs most: 0.01 from the trained model to
-the frozen one and to the QDQ graph, which are the same arithmetic, and 1 to oneDNN and to machine code. Where machine
-code looks smooth activations up in tables, which are off by a twentieth of a step at most, a few values go to the next
-step of a tensor in between, and what follows may enlarge that: there it is 2, and a third as a root mean square.
+the frozen one and to the QDQ graph, which are the same arithmetic, and 1 to oneDNN and to machine code. Machine code
+looks smooth activations of large tensors up in tables: see tests/engines/native/test_words.py.
 """
 
 from __future__ import annotations
@@ -89,11 +88,6 @@ def differ(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return max(float((a - b).abs().max()) / step_of(b) for a, b in zip(ours, theirs, strict=True))
 
 
-def differ_in_the_mean(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """Return the largest root mean square difference of an output, in the same steps."""
-    return max(float((a - b).square().mean().sqrt()) / step_of(b) for a, b in zip(ours, theirs, strict=True))
-
-
 def step_of(output: Tensor) -> float:
     return float(output.max() - output.min()) / 255 or 1.0
 
@@ -114,7 +108,6 @@ def prepare(model: nn.Module, args: Any, kwargs: Any, training: bool) -> nn.Modu
     return prepared.eval()
 
 
-SMOOTH = (nn.ELU, nn.GELU, nn.Mish, nn.Sigmoid, nn.SiLU, nn.Tanh)
 MODELS: dict[str, Any] = {**{name: entry.build for name, entry in ZOO.items()}, "yolo_nas": YoloNas}
 
 
@@ -130,6 +123,4 @@ def test_stages_agree(name: str, training: bool) -> None:
         assert differ(call(prepared, args, kwargs), frozen) < 0.01
     assert differ(call(fq.convert_fx(prepared, engine="reference"), args, kwargs), frozen) < 0.01
     assert differ(call(fq.convert_fx(prepared, engine="onednn"), args, kwargs), frozen) < 1.0
-    found = call(fq.convert_fx(prepared), args, kwargs)
-    looks_up = any(isinstance(each, SMOOTH) for each in prepared.modules())
-    assert differ(found, frozen) < (2.0 if looks_up else 1.0) and differ_in_the_mean(found, frozen) < 1 / 3
+    assert differ(call(fq.convert_fx(prepared), args, kwargs), frozen) < 1.0

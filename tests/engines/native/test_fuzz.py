@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,6 +16,7 @@ from fxquant.graph.region import Region
 
 pytest.importorskip("llvmlite")
 
+from fxquant.engines.native import arithmetic
 from fxquant.engines.native.compiler import module_text, object_code
 from fxquant.engines.native.libraries import Libraries, make_functions
 from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
@@ -27,6 +29,14 @@ MACHINES = (AVX512, AVX512_256, AVX2)
 ACTS = (nn.Identity(), nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.GELU(), nn.Hardswish(), nn.LeakyReLU(0.2), nn.Tanh())
 _PROFILE = settings()  # a few cases, or the hundreds of `make fuzz`
 LEAN = settings(_PROFILE, max_examples=max(4, _PROFILE.max_examples // 12), suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tables_for_small_tensors() -> Iterator[None]:
+    """Let small tensors, as they are here, have tables of activations; else only large ones have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arithmetic, "_FEW", 0)
+        yield
 
 
 class Attends(nn.Module):

@@ -24,6 +24,7 @@ from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 Doubles = NDArray[np.float64]
 _LARGEST = float(2**29)
 _NOTHING = 1e-3  # steps
+_FEW = 2048  # outputs of a sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,9 +97,9 @@ class Ending:
     bias: Doubles
 
 
-def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid: Grid | None) -> Ending:
+def ending(reader: Reader, group: Group, made: Numbers, other: View | None, out: View) -> Ending:
     """Return the end of a kernel; see finish.py."""
-    act, scale, bias = group.act, made.scale, made.bias
+    act, scale, bias, grid = group.act, made.scale, made.bias, out.grid
     if grid is None:
         kind = "" if other is None else "f32"
         return Ending(spec=Finish(out="f32", other=kind, act=act), header=header(), scale=scale, bias=bias)  # type: ignore[arg-type]
@@ -110,7 +111,8 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, grid
     if grid.channels:
         return _per_channel(reader.machine, made, other, grid, act, (low, high))
     table = words = None
-    if act is not None and act.kind in SMOOTH and reader.machine.triple.startswith("x86"):
+    large = math.prod(out.shape) > _FEW  # below, exact curves cost next to nothing
+    if act is not None and act.kind in SMOOTH and large and reader.machine.triple.startswith("x86"):
         words = fit_words(act, grid.scale, grid.zero) if reader.machine.words else None
         table = fit(act, grid.scale, grid.zero, reader.machine.pieces) if words is None else words.table
     unit = grid.scale if act is None else 1.0 if words is None else 1.0 / words.factor

@@ -50,7 +50,7 @@ def emit_depthwise(
     pairs = not may_overflow(_most(group, x), largest(made.weight))
     machine = reader.machine.for_pairs(pairs)
     channels = round_up(out.shape[0])
-    end = ending(reader, group, made, other, out.grid)
+    end = ending(reader, group, made, other, out)
     ky, kx = made.weight.shape[1:3]
     stride = (geometry.stride[0], geometry.stride[1])
     rows, width = out.shape[1:]
@@ -253,7 +253,7 @@ def emit_gemm(
     `place` holds the grid of an input that is on one of its own.
     """
     x, other, out = views
-    end = ending(reader, group, made, other, out.grid)
+    end = ending(reader, group, made, other, out)
     outputs, ky, kx, inputs = made.weight.shape
     channels = round_up(outputs)
     product = _Product(
