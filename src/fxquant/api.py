@@ -176,7 +176,7 @@ def _convert_for_fastest(
 
 
 def _convert_for(prepared: nn.Module, converting: ConvertCustomConfig, engine: Engine, *, warn: bool) -> nn.Module:
-    decided = decide(prepared, engine=engine)
+    decided = decide(prepared, engine=engine, runs=False)
     warn_of_constant_inputs(decided, stacklevel=3)
     if warn:
         warn_eaten(find_eaten(prepared, decided), stacklevel=3)

@@ -32,7 +32,7 @@ def convert_model(prepared: nn.Module, custom: ConvertCustomConfig, engine: Engi
     with torch.inference_mode(False):
         copied = copy_model(prepared).eval()
         take_leaves(copied, custom.observed_to_quantized_mapping)
-        decided = decide(copied, engine=engine, in_place=True)
+        decided = decide(copied, engine=engine, in_place=True, runs=False)
         if tell and any(is_open(region) for _, region in regions(prepared)):
             warn_of_constant_inputs(decided, stacklevel=3)
             warn_eaten(find_eaten(prepared, decided), stacklevel=3)
@@ -40,7 +40,7 @@ def convert_model(prepared: nn.Module, custom: ConvertCustomConfig, engine: Engi
         fresh = {id(region) for _, region in regions(converted) if stage_of(region) is Stage.PREPARED}
         context = Context(uncalibrated=uncalibrated)
         for passes in (CONVERT, CONNECT):
-            run_passes(converted, passes, context, only=lambda region: id(region) in fresh)
+            run_passes(converted, passes, context, only=lambda region: id(region) in fresh, runs=False)
     return converted
 
 

@@ -63,7 +63,7 @@ from fxquant.graph.context import Context
 from fxquant.graph.first_call import Prepare, Waiting, waiting, waiting_converted
 from fxquant.graph.hooks import warn_of_traced_hooks
 from fxquant.graph.own import copy_model
-from fxquant.graph.region import Region, origin_of, set_origin, stage_of
+from fxquant.graph.region import Region, make_code, origin_of, set_origin, stage_of
 from fxquant.graph.region_parts import Stage
 from fxquant.graph.run_passes import run_passes
 from fxquant.tables.explain import explain
@@ -263,7 +263,7 @@ def _prepare(
     check_boundaries(prepared, contexts)
     found = open_regions(prepared, contexts)
     passes = PREPARE_QAT if context.training else PREPARE
-    run_passes(prepared, passes, lambda region: found[id(region)], only=lambda region: id(region) in found)
+    run_passes(prepared, passes, lambda region: found[id(region)], only=lambda region: id(region) in found, runs=False)
     if context.training:
         decided = decide_for_training(prepared, context.target or by_name(None))
     else:
@@ -277,6 +277,7 @@ def _prepare(
     if not any(row.status != "float" for row in account):
         why = "fxquant.explain(prepared) says why" if account.rows or account.left else "it has no ops to quantize"
         warnings.warn(f"nothing in {type(model).__name__} will be quantized: {why}.", stacklevel=4)
+    make_code(prepared)
     return prepared
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +21,9 @@ from fxquant.graph.region import (
     engine_of,
     kernel_path_of,
     lowering_of,
+    make_code,
     origin_of,
+    outdate,
     preparation_of,
     runner_of,
     stage_of,
@@ -154,3 +158,31 @@ def test_methods_are_found_on_the_class_of_a_region() -> None:
     quantized = fq.quantize(model, [x], engine="reference")
     assert torch.equal(quantized.decode(x, "greedy"), quantized(x).argmax(-1))
     assert torch.equal(copy.deepcopy(quantized).decode(x, "greedy"), quantized(x).argmax(-1))
+
+
+def test_code_is_made_of_the_graph_as_it_is_when_somebody_asks() -> None:
+    x = torch.rand(2, 3, 2, 2)
+    ways: dict[str, Callable[[Region], object]] = {
+        "call": lambda region: region(x),
+        "code": lambda region: region.code,
+        "forward": lambda region: region.forward,
+        "class": lambda region: type(region).forward,
+        "signature": lambda region: inspect.signature(region.forward),
+        "trace": torch.fx.symbolic_trace,
+        "make": make_code,
+    }
+    for way, ask in ways.items():
+        region = prepared()
+        old = region.code
+        head = next(node for node in region.graph.nodes if node.target == "quantizer")
+        with region.graph.inserting_after(head):
+            twice = region.graph.call_function(torch.mul, (head, 2.0))
+        head.replace_all_uses_with(twice, delete_user_cb=lambda user, twice=twice: user is not twice)
+        expected = 2 * region(x)  # by the code of before
+        outdate(region)
+        copies = [copy.copy(region), copy.deepcopy(region), pickle.loads(pickle.dumps(region))]
+        ask(region)
+        for made in (region, *copies):
+            assert torch.equal(made(x), expected), way
+            assert made.code != old and "torch.mul" in made.code
+            assert list(inspect.signature(made.forward).parameters) == ["x"]

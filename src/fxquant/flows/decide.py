@@ -68,7 +68,7 @@ def adapt(prepared: nn.Module, *, engine: Engine) -> nn.Module:
     Equalization and smoothing run the graph on the inputs that calibration kept. Their result depends on no amendment.
     """
     adapted = clone_tree(prepared)
-    run_passes(adapted, ADAPT, lambda region: Context(target=_target(region, None, engine)), only=is_open)
+    run_passes(adapted, ADAPT, lambda region: Context(target=_target(region, None, engine)), only=is_open, runs=False)
     return adapted
 
 

@@ -65,7 +65,7 @@ class Region(fx.GraphModule):
         self.training = tree.training
         self._region = RegionParts(origin=origin or Origin(user_class=type(tree)))
         lend_methods(type(self), self._region.origin.user_class, _is_own)
-        self.graph = graph
+        _take(self, graph)
         self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
 
     @property
@@ -90,6 +90,9 @@ class Region(fx.GraphModule):
             parts = self.__dict__.get("_region")
             if parts is None:
                 raise
+            if name in _CODE and _is_outdated(self):
+                self.recompile()
+                return getattr(self, name)
             origin: Origin = parts.origin
             if origin.flat:
                 owner = self._modules[origin.flat]
@@ -200,7 +203,10 @@ class Region(fx.GraphModule):
 
     @graph.setter
     def graph(self, graph: fx.Graph) -> None:
-        fx.GraphModule.graph.fset(self, graph)  # type: ignore[attr-defined]
+        if "_region" not in self.__dict__:
+            _take(self, graph)  # the empty one with which GraphModule begins
+        else:
+            fx.GraphModule.graph.fset(self, graph)  # type: ignore[attr-defined]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The tensors of a flat child go by the region's own name: `conv.weight`, not `conv.op.weight`.
@@ -241,6 +247,33 @@ class Region(fx.GraphModule):
         # a forward on the instance is there while hooks are (engines/hooks.py)
         dropped = ("forward", "_graph", *_CODE, "_tracer_cls", "_tracer_extras", "shape_env")
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
+
+
+def outdate(region: Region) -> None:
+    """Say that the graph was changed: code is made of it when somebody asks, which may be after further changes."""
+    for key in _CODE:
+        region.__dict__.pop(key, None)
+    type(region).forward = _Outdated(region)  # type: ignore[assignment]
+
+
+def _is_outdated(region: Region) -> bool:
+    return isinstance(type(region).__dict__.get("forward"), _Outdated)
+
+
+def _take(region: Region, graph: fx.Graph) -> None:
+    region._graph, graph.owning_module = graph, region
+    outdate(region)
+
+
+class _Outdated:
+    """Stands for the `forward` of a region until somebody asks for it."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+
+    def __get__(self, instance: Region | None, owner: type) -> Any:
+        self.region.recompile()
+        return type(self.region).__dict__["forward"].__get__(instance, owner)
 
 
 def _seen_by_tracers(forward: Callable[..., object]) -> Callable[..., object]:
@@ -294,6 +327,10 @@ def _rebuild(state: dict[str, object], graph: fx.Graph, like: Region | None = No
     if like is None:
         region.graph = graph
         return region
+    if _is_outdated(like):
+        _take(region, graph)
+        return region
+    region.recompile()  # of the empty graph: it gives a class what fx gives it besides `forward`
     region._graph, graph.owning_module = graph, region
     type(region).forward = type(like).forward
     region.__dict__.update({key: like.__dict__[key] for key in _CODE if key in like.__dict__})
@@ -369,6 +406,13 @@ def regions(model: nn.Module) -> Iterator[tuple[str, Region]]:
     for path, module in model.named_modules():
         if isinstance(module, Region):
             yield path, module
+
+
+def make_code(model: nn.Module) -> None:
+    """Make the code that is not made yet: compilers look for it in the class, where Python would ask for it."""
+    for _, region in regions(model):
+        if _is_outdated(region):
+            region.recompile()
 
 
 def user_class(module: nn.Module) -> type[nn.Module]:

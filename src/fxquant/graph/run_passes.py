@@ -15,7 +15,7 @@ from torch import nn
 from fxquant.errors import VerifyError
 from fxquant.graph.context import Context
 from fxquant.graph.invariants import Known, verify
-from fxquant.graph.region import Region, regions
+from fxquant.graph.region import Region, outdate, regions
 
 Pass = Callable[[Region, Context], None]
 Pipeline = tuple[Pass, ...]
@@ -32,7 +32,7 @@ def run_passes(
     """Map passes over all regions of a model, and check each result against the stage that it is at.
 
     `context` is one for all, or tells that of each region. `only` tells which regions are meant: a model may hold some
-    that went ahead of the others. Where nobody `runs` the result, its code is not made.
+    that went ahead of the others. Where nobody `runs` the result, or other passes follow, its code is not made yet.
     """
     steps = tuple(passes)
     for path, region in [(path, region) for path, region in regions(model) if only is None or only(region)]:
@@ -48,3 +48,5 @@ def run_passes(
             verify(region, pass_name=step.__name__, region_path=path, plain=plain)
         if runs:
             region.recompile()
+        else:
+            outdate(region)

@@ -8,7 +8,7 @@ import sys
 import torch
 from torch import fx, nn
 
-from fxquant.graph.region import Region
+from fxquant.graph.region import Region, outdate
 
 _ATEN = torch.ops.aten
 _CHECKS = ("_assert", "_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
@@ -28,10 +28,10 @@ def drop_checks(region: Region) -> None:
 
 
 def sweep(region: Region) -> None:
-    """Drop dead code, once all mutation is explicit, and compile what is left."""
+    """Drop dead code, once all mutation is explicit."""
     region.graph.eliminate_dead_code()
     region.graph.lint()
-    region.recompile()
+    outdate(region)
 
 
 def _is_check(node: fx.Node) -> bool:

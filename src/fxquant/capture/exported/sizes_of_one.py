@@ -16,7 +16,7 @@ from fxquant.capture.exported.export import Exported
 from fxquant.capture.recording import Recording
 from fxquant.capture.run_untraced import difference, evaluating, trying
 from fxquant.graph.clone_tree import clone_tree
-from fxquant.graph.region import Region
+from fxquant.graph.region import Region, outdate
 
 
 def probe_ones(recording: Recording, region: Region, exported: Exported) -> None:
@@ -25,7 +25,7 @@ def probe_ones(recording: Recording, region: Region, exported: Exported) -> None
         return
     for places in exported.free:
         _probe(recording, region, exported.sizes, places)
-    region.recompile()
+    outdate(region)
 
 
 def _probe(recording: Recording, region: Region, check: fx.Node, places: tuple[tuple[int, int], ...]) -> None:
@@ -38,7 +38,7 @@ def _probe(recording: Recording, region: Region, check: fx.Node, places: tuple[t
     conditions: tuple[Condition, ...] = check.args[2]  # type: ignore[assignment]
     relaxed = tuple(each if holds(each, single) else ("or", ("==", size, 1), each) for each in conditions)
     check.args = (*check.args[:2], relaxed)
-    region.recompile()
+    outdate(region)
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     training = recording.model.training
     right = _agree(recording, region, args, kwargs, training) or (
