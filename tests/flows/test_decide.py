@@ -249,14 +249,14 @@ def test_a_users_own_observer_sees_all_the_tensors_of_its_quantizer() -> None:
 
 def test_auto_goes_through_the_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
     three = tuple(as_engine(name) for name in ("onednn", "onnxruntime", "openvino"))
-    monkeypatch.setattr("fxquant.quantize_fx.available_engines", lambda: three)
+    monkeypatch.setattr("fxquant.convert_model.available_engines", lambda: three)
     asked: list[set[str]] = []
 
     def on_engines(model: nn.Module, engines: list[fq.Engine]) -> dict[str, nn.Module]:
         asked.append({engine.name for engine in engines})
         return dict.fromkeys((engine.name for engine in engines), model)
 
-    monkeypatch.setattr("fxquant.quantize_fx.on_engines", on_engines)
+    monkeypatch.setattr("fxquant.convert_model.on_engines", on_engines)
     monkeypatch.setattr("fxquant.api.fastest", lambda found, call: found["onnxruntime"])
     drawn = []
 
