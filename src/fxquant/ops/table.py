@@ -87,7 +87,8 @@ class OpTable:
 
 
 def _is_known_forward(module: nn.Module, cls: type[nn.Module]) -> bool:
-    package = str(getattr(cls.forward, "__module__", "")).partition(".")[0]
+    forward = getattr(cls, "forward", None)  # which the class of TorchScript's modules has for instances alone
+    package = str(getattr(forward, "__module__", "")).partition(".")[0]
     return "forward" not in module.__dict__ and package in ("torch", "fxquant")
 
 
