@@ -160,6 +160,18 @@ def test_methods_are_found_on_the_class_of_a_region() -> None:
     assert torch.equal(copy.deepcopy(quantized).decode(x, "greedy"), quantized(x).argmax(-1))
 
 
+def test_plain_attributes_are_found_on_the_class_of_a_region() -> None:
+    class Tagged(Chooses):
+        kind, keys = "tagged", ("a", "b")
+
+    quantized = fq.quantize(Tagged().eval(), [torch.randn(3, 4)], engine="reference")
+    for each in (quantized, copy.deepcopy(quantized)):
+        assert type(each).kind == each.kind == "tagged"
+        assert type(each).keys == ("a", "b")
+    quantized.kind = "other"
+    assert (type(quantized).kind, quantized.kind) == ("tagged", "other")
+
+
 def test_code_is_made_of_the_graph_as_it_is_when_somebody_asks() -> None:
     x = torch.rand(2, 3, 2, 2)
     ways: dict[str, Callable[[Region], object]] = {

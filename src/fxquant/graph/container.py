@@ -26,11 +26,11 @@ Own = Callable[[Any, str], bool]
 
 
 def lend_methods(cls: type, user_class: type[nn.Module], own: Own) -> None:
-    """Give the class of one region the user's methods, and those of a container, if it is one.
+    """Give the class of one region the user's methods and plain attributes, and those of a container, if it is one.
 
-    `own` tells our children. Code that asks for `type(model)._sample` finds methods there as on the float model.
+    `own` tells our children. Code that asks for `type(model)._sample` finds it there as on the float model.
     """
-    for name, attribute in _methods(user_class).items():
+    for name, attribute in _attributes(user_class).items():
         if not hasattr(cls, name):
             setattr(cls, name, attribute)
     for name in _READS:
@@ -41,11 +41,16 @@ def lend_methods(cls: type, user_class: type[nn.Module], own: Own) -> None:
             setattr(cls, name, _refuse(name))
 
 
-def _methods(user_class: type[nn.Module]) -> dict[str, object]:
+def _attributes(user_class: type[nn.Module]) -> dict[str, object]:
+    """Return what the user's classes have besides those of torch; properties read an object, and are found there."""
     classes = [cls for cls in reversed(user_class.__mro__) if cls not in nn.Module.__mro__]
     found = {name: attribute for cls in classes for name, attribute in cls.__dict__.items()}
-    kinds = (types.FunctionType, staticmethod, classmethod)
-    return {name: value for name, value in found.items() if isinstance(value, kinds) and not name.startswith("__")}
+    methods = (types.FunctionType, staticmethod, classmethod)
+    return {
+        name: value
+        for name, value in found.items()
+        if not name.startswith("__") and (isinstance(value, methods) or not hasattr(value, "__get__"))
+    }
 
 
 def _read(name: str, user_class: type[nn.Module], own: Own) -> Callable[..., object]:
