@@ -172,7 +172,7 @@ def shell_of(module: nn.Module) -> nn.Module:
 
 
 def _keep_rest(module: nn.Module, holder: QuantizedWeight) -> None:
-    """Return what else a user's module of this kind holds: children, and state that other nodes read."""
+    """Keep what else a user's module of this kind holds: children, and state that other nodes read."""
     for name, child in module._modules.items():
         if not isinstance(child, WeightFakeQuant):
             holder.add_module(name, child)

@@ -287,7 +287,7 @@ def _finish(
     places: tuple[str, str, str],
     found: tuple[str, str] | None,
 ) -> None:
-    """Return the gates of one row, and its new state."""
+    """Compute the gates of one row, and its new state."""
     width, n, gates = k.machine.width, k.machine.floats, spec.gates
     recurrent = []
     for g, (total, scale, bias) in enumerate(zip(sums, *affine, strict=True)):
