@@ -14,7 +14,7 @@ from torch import Tensor
 
 Calls = Sequence[Sequence[Any]]
 
-PARTS = 3  # of the samples; the last is what is found by the others is judged by
+PARTS = 3  # of the samples; what the others find is judged by the last
 _PICTURES = 4  # in a call
 
 

@@ -112,7 +112,7 @@ class Explanation(Shown):
         told = [_BETWEEN.join(notes.get(part, part) for part in parts) for parts in reasons]
         one_rule = len({row.rule for row in rows}) < 2
         cells = [
-            (_place(row), row.kind, row.status, *(() if one_rule else (row.rule,)), why)
+            (places[row.region, row.node], row.kind, row.status, *(() if one_rule else (row.rule,)), why)
             for row, why in zip(rows, told, strict=True)
         ]
         columns = ("path", "op", "runs in", *(() if one_rule else ("rule",)), "why")
