@@ -1,4 +1,4 @@
-"""A channel without a bias gets none: zeros stay zeros, which code behind them may divide by their norm."""
+"""Zeros of a bias stay zeros where code behind them may divide by their norm, and only there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxquant as fq
-from fxquant.algorithms import GPTQ, Algorithm, BiasCorrection, MeasuredBias
+from fxquant.algorithms import BALANCED, FAST, GPTQ, Algorithm, BiasCorrection, MeasuredBias
 from fxquant.numerics.affine import sqnr_db
 
 
@@ -42,3 +42,16 @@ def test_padded_keys_stay_zero(algorithms: tuple[Algorithm, ...]) -> None:
     assert not bias[16:32].any()
     assert not torch.equal(bias[:16], model.qkv.bias[:16])
     assert sqnr_db(model(x), quantized(x)) > 25
+
+
+@pytest.mark.parametrize("algorithms", [FAST, BALANCED], ids=["fast", "balanced"])
+def test_zeros_before_plain_ops_take_means(algorithms: tuple[Algorithm, ...]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    for index in (0, 2, 5):
+        nn.init.zeros_(model[index].bias)
+    x = torch.randn(16, 3, 10, 10) + 1
+    prepared = fq.prepare_fx(model.eval(), {"": fq.get_default_qconfig("x86-vnni")}, (x,), algorithms=algorithms)
+    prepared(x)
+    quantized = fq.convert_fx(prepared, engine="reference")
+    assert all(torch.as_tensor(quantized.get_submodule(path).bias).all() for path in ("0", "2", "5"))

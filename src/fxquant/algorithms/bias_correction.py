@@ -3,7 +3,7 @@
     E[W x] + b  =  E[Wq x] + b'      with      b' = b + (W - Wq) E[x]
 
 E[x] comes from calibration, in dynamic and weight-only modes as well: without data nothing is corrected. Ops without a
-bias are left as they are, and so are channels whose bias is zero (shift_bias.py).
+bias are left as they are, and so are zeros that code behind them may divide by (divided_by.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from fxquant.algorithms.shift_bias import shifted
 from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
-from fxquant.config.spec import Spec
 from fxquant.graph.algorithm import Algorithm, Watched
 from fxquant.graph.context import Context
 from fxquant.graph.region import Region
@@ -36,15 +35,17 @@ class BiasCorrection(Algorithm):
             yield Watched(op.tensor, Means(channels=op.channels, axis=op.axis))
 
     def apply(self, region: Region, context: Context) -> None:
-        means: dict[nn.Module, tuple[Spec, ChannelMean]] = {}  # of all calls of a module
+        means: dict[nn.Module, tuple[list[WeightedOp], ChannelMean]] = {}  # of all calls of a module
         for op in _with_bias(region, context):
             watcher = seen(region, op.tensor, Means(channels=op.channels, axis=op.axis))
             if isinstance(watcher, ChannelMean):
-                means.setdefault(op.module, (op.spec, watcher.fresh()))[1].merge(watcher)
-        for module, (spec, watcher) in means.items():
-            mean = watcher.mean()
+                calls, merged = means.setdefault(op.module, ([], watcher.fresh()))
+                calls.append(op)
+                merged.merge(watcher)
+        for calls, merged in means.values():
+            mean = merged.mean()
             if mean is not None:
-                _correct(module, spec, mean)
+                _correct(calls[0], mean, keep_zeros=any(op.keeps_zeros for op in calls))
 
 
 def _with_bias(region: Region, context: Context) -> Iterator[WeightedOp]:
@@ -55,12 +56,12 @@ def _with_bias(region: Region, context: Context) -> Iterator[WeightedOp]:
 
 
 @torch.no_grad()
-def _correct(module: nn.Module, spec: Spec, mean: Tensor) -> None:
-    weight, bias = module.weight, module.bias
-    assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
-    values = weight.detach().to(torch.float32)
+def _correct(op: WeightedOp, mean: Tensor, *, keep_zeros: bool) -> None:
+    module, spec, bias = op.module, op.spec, op.module.bias
+    assert isinstance(bias, Tensor)
+    values = op.weight.detach().to(torch.float32)
     lost = values - dequantize(*quantize_weight(values, spec, "weight"), spec)
     groups = getattr(module, "groups", 1)
     taps = lost.flatten(2).sum(2) if lost.dim() > 2 else lost  # every tap of a kernel sees the same mean
     rows = taps.view(groups, -1, taps.shape[1]) @ mean.to(taps.device).view(groups, -1, 1)
-    module.bias = nn.Parameter(shifted(bias, rows.flatten()), requires_grad=bias.requires_grad)
+    module.bias = nn.Parameter(shifted(bias, rows.flatten(), keep_zeros=keep_zeros), requires_grad=bias.requires_grad)

@@ -92,13 +92,15 @@ def choose_by(
     """(integers, scale, what the bias takes) of an op's weight, for inputs with these moments."""
     weight = op.weight.detach().float()
     bias = getattr(op.module, "bias", None)
-    if takes_means(bias):
+    if takes_means(op):
         second = second - mean.unsqueeze(2) * mean.unsqueeze(1)
     integers, scale = choose_integers(weight, second.to(weight.device), scale, zero_point, op.spec, damping=0.01)
     lost = weight - dequantize(integers, scale, zero_point, op.spec)
     rows = lost.view(len(mean), -1, mean.shape[1]) @ mean.to(lost).unsqueeze(2)
     shift = rows.flatten()
-    return integers, scale, shift if bias is None else shifted(bias, shift) - bias.detach()
+    if bias is not None:
+        shift = shifted(bias, shift, keep_zeros=op.keeps_zeros) - bias.detach()
+    return integers, scale, shift
 
 
 def choose_integers(

@@ -40,7 +40,7 @@ def round_by(region: Region, op: WeightedOp, second: Tensor, mean: Tensor, choos
     if bias is not None and grid is not None:
         kept = fake_quantize(bias.detach().float(), *grid)
         wanted = weight + _made_up(bias.detach().float() - kept, second, mean).reshape(weight.shape).to(weight)
-    elif takes_means(bias):
+    elif takes_means(op):
         second = second - mean.unsqueeze(2) * mean.unsqueeze(1)
     second = second.to(weight.device)
     told = second.float()  # by which the account is made
@@ -49,7 +49,8 @@ def round_by(region: Region, op: WeightedOp, second: Tensor, mean: Tensor, choos
     made = dequantize(integers, scale, zero_point, op.spec)
     if bias is not None:
         rows = (weight - made).reshape(len(mean), -1, mean.shape[1]) @ mean.to(weight).unsqueeze(2)
-        op.module.bias = nn.Parameter(shifted(bias, rows.flatten()), requires_grad=bias.requires_grad)
+        moved = shifted(bias, rows.flatten(), keep_zeros=op.keeps_zeros)
+        op.module.bias = nn.Parameter(moved, requires_grad=bias.requires_grad)
     fix_weight(region, op, integers, scale, zero_point)
     lost = wanted - made
     before, after = float(nearest.sum()), float(cost(lost, told).sum())

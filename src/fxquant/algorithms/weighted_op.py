@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
+from fxquant.algorithms.divided_by import may_divide_by
 from fxquant.config.spec import Spec
 from fxquant.graph.context import Context
 from fxquant.graph.notes import note_of
@@ -21,7 +22,7 @@ class WeightedOp:
     """A call of a linear or convolution whose weight gets the grid of `spec`.
 
     `tensor` is its input, by the name under which calibration watches it; the `channels` of that lie along `axis`.
-    Several calls may be of one module.
+    Several calls may be of one module. `keeps_zeros`: channels whose bias is zero have to keep it.
     """
 
     node: fx.Node
@@ -32,6 +33,7 @@ class WeightedOp:
     tensor: str
     axis: int
     channels: int
+    keeps_zeros: bool
 
     @property
     def is_fine(self) -> bool:
@@ -59,6 +61,8 @@ def weighted_ops(region: Region, context: Context) -> Iterator[WeightedOp]:
             continue
         module = region.get_submodule(str(node.target))
         weight = getattr(module, "weight", None)
+        bias = getattr(module, "bias", None)
+        has_zeros = isinstance(bias, Tensor) and bool((bias == 0).any())
         if isinstance(weight, Tensor):
             yield WeightedOp(
                 node=node,
@@ -69,4 +73,5 @@ def weighted_ops(region: Region, context: Context) -> Iterator[WeightedOp]:
                 tensor=float_name(region, activation_nodes(node, op)[0]),
                 axis=op.channels_at,
                 channels=int(weight.shape[1]) * int(getattr(module, "groups", 1)),
+                keeps_zeros=has_zeros and may_divide_by(region, context, node),
             )
