@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fxquant.engines.native.bands import emit_chain, find_chains
 from fxquant.engines.native.ir import Function
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import Op, Pointer
@@ -46,6 +47,8 @@ def entry(
     used = [pointer.buffer for op in ops for pointer in op.pointers if pointer.buffer is not None]
     slots = {buffer.slot: buffer.bytes for buffer in used if buffer.space == "slot"}
     addresses = {slot: f.load("ptr", f.at("%slots", 8 * slot), 8) for slot in sorted(slots)}
+    chains = {} if shared else {chain.first: chain for chain in find_chains(ops)}
+    inside = {place for chain in chains.values() for place in range(chain.first + 1, chain.end)}
     waits = [not _goes_on(op, after) for op, after in zip(ops, [*ops[1:], None], strict=False)]
 
     def sample(index: str) -> None:
@@ -53,17 +56,25 @@ def entry(
         places = {slot: f.step(address, index, slots[slot]) for slot, address in addresses.items()}
         counts = f.step("%counts", f.value(f"sub i64 {index}, %first"), COUNT_BYTES * len(ops)) if shared else ""
         pending: list[_Pieces] = []
+
+        def call(op: Op, given: Sequence[str], rows: tuple[str, str]) -> None:
+            _call(f, kernels[op.emit, op.spec].name, given, rows, ("0", str(op.blocks)))
+
         for place, op in enumerate(ops):
+            if place in inside:
+                continue
+            if place in chains:
+                emit_chain(f, chains[place], lambda pointer: _address(f, pointer, kept, places), call)
+                continue
             given = [_address(f, pointer, kept, places) for pointer in op.pointers]
-            name = kernels[op.emit, op.spec].name
-            if shared:
-                pending.append(_share(f, op, name, given, f.at(counts, COUNT_BYTES * place)))
-                if waits[place]:
-                    for pieces in pending:
-                        _wait(f, pieces, machine)
-                    pending.clear()
-            else:
-                _call(f, name, given, ("0", str(op.rows)), ("0", str(op.blocks)))
+            if not shared:
+                call(op, given, ("0", str(op.rows)))
+                continue
+            pending.append(_share(f, op, kernels[op.emit, op.spec].name, given, f.at(counts, COUNT_BYTES * place)))
+            if waits[place]:
+                for pieces in pending:
+                    _wait(f, pieces, machine)
+                pending.clear()
 
     f.each("%first", "%last", sample)
     return f

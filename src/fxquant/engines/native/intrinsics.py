@@ -59,6 +59,7 @@ INTRINSICS: dict[str, Signature] = {
     "llvm.prefetch.p0": ("void", ("ptr", "i32", "i32", "i32")),
     "llvm.memset.p0.i64": ("void", ("ptr", "i8", "i64", "i1")),
     "llvm.memcpy.p0.p0.i64": ("void", ("ptr", "ptr", "i64", "i1")),
+    "llvm.memmove.p0.p0.i64": ("void", ("ptr", "ptr", "i64", "i1")),
     "llvm.smin.i64": ("i64", ("i64", "i64")),
     "llvm.smax.i64": ("i64", ("i64", "i64")),
     "usleep": ("i32", ("i32",)),

@@ -6,9 +6,11 @@ arena, at offsets that are free from their first op to their last.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fxquant.engines.native.bands import find_chains
 from fxquant.engines.native.ops import Op
 from fxquant.engines.native.values import Buffer
 
@@ -38,6 +40,10 @@ def place(ops: Sequence[Op]) -> Placement:
                 first.setdefault(id(buffer), index)
                 last[id(buffer)] = index
     levels = [op.level for op in ordered]
+    for start, end in _together(ordered):  # a chain uses its buffers in turns
+        for key in buffers:
+            first[key] = start if start <= first[key] < end else first[key]
+            last[key] = end - 1 if start <= last[key] < end else last[key]
     kept = _SLACK
     live: list[tuple[int, int, int]] = []  # offset, end, last op
     arena = _SLACK
@@ -54,6 +60,16 @@ def place(ops: Sequence[Op]) -> Placement:
         live.append((buffer.offset, buffer.offset + size, last[key]))
         arena = max(arena, buffer.offset + size)
     return Placement(ops=ordered, arena=arena + _SLACK, kept=kept + _SLACK)
+
+
+def _together(ordered: Sequence[Op]) -> list[tuple[int, int]]:
+    """Return from where to where each chain of ops goes."""
+    found, place = [], 0
+    for _, group in itertools.groupby(ordered, key=lambda op: op.level):
+        ops = list(group)
+        found += [(place + chain.first, place + chain.end) for chain in find_chains(ops)]
+        place += len(ops)
+    return found
 
 
 def _free(live: list[tuple[int, int, int]], size: int) -> int:
