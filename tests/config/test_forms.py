@@ -13,6 +13,7 @@ from fxquant.errors import ConfigError
 
 def test_the_closest_name_is_offered() -> None:
     assert closest("layr1", ["layer1", "head"]) == " Closest: 'layer1'."
+    assert closest("LAYER1", ["layer1", "Head"]) == " Closest: 'layer1'."
     assert closest("zzz", ["layer1"]) == ""
 
 

@@ -24,14 +24,15 @@ def test_a_target_goes_to_plain_values_and_back(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("base: tensort", "Closest: 'tensorrt'"),
+        ("base: TensorT", r"t.yaml.base: target 'TensorT' is unknown. Closest: 'tensorrt'"),
         ("base: arm\nkindz: [conv2d]", "no field 'kindz'. Closest: 'kinds'"),
         ("base: arm\nactivation: {bit: 8}", "no field 'bit'. Closest: 'bits'"),
-        ("base: arm\nkinds: [conv2e]", "not in the op table: conv2e"),
+        ("base: arm\nkinds: [conv2e]", "not in the op table: conv2e. Closest: 'conv2d'"),
         ("base: arm\nactivation: {signed: false}", "default activation has unsigned, not signed"),
         ("base: arm\npositions: [{measure: cat, kinds: [conv2d], low: 0}]", "expected one of 'cut'"),
         ("base: arm\nkinds: conv2d", "Give a list of kinds"),
         ("name: x", "missing"),
+        ("base: arm\nname: ''", "give it a name"),
         ("[1]", "Give a mapping"),
         ("!!python/object/apply:os.getcwd []", "not YAML"),
         ("base: arm\nname: a\nname: b", "the key name is there twice"),
@@ -47,3 +48,8 @@ def test_a_bad_file_says_what_is_wrong(text: str, error: str, tmp_path: Path) ->
     (tmp_path / "t.yaml").write_text(text)
     with pytest.raises(fq.ConfigError, match=error.replace("[", r"\[")):
         fq.load_target(tmp_path / "t.yaml")
+
+
+def test_a_known_name_is_no_file() -> None:
+    with pytest.raises(fq.ConfigError, match="known target: target='xint8' takes it"):
+        fq.load_target("xint8")

@@ -15,9 +15,10 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """` Closest: 'layer1.conv1'.`, or nothing."""
-    match = difflib.get_close_matches(name, [k for k in known if k], n=1, cutoff=0.5)
-    return f" Closest: {match[0]!r}." if match else ""
+    """` Closest: 'layer1.conv1'.`, or nothing. Capitals do not count."""
+    by_lower = {k.lower(): k for k in known if k}
+    match = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return f" Closest: {by_lower[match[0]]!r}." if match else ""
 
 
 def as_strings(value: str | Iterable[str]) -> list[str]:

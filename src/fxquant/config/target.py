@@ -71,6 +71,8 @@ class Target:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.name:
+            raise ConfigError("Target(name=''): give it a name, by which explain and errors speak of it.")
         self._check_ranges()
         named = {*self.kinds, *self.tails, *self.residual, *self.share, *self.signed, *self.split, *self.channel_scales}
         named.update(kind for kinds in self.tails.values() for kind in kinds)
@@ -81,7 +83,10 @@ class Target:
             raise ConfigError(f"Target {self.name!r}: split takes {', '.join(SPLITTABLE)}, not {', '.join(beyond)}.")
         unknown = sorted(named - OPS.by_kind.keys())
         if unknown:
-            raise ConfigError(f"Target {self.name!r} names kinds that are not in the op table: {', '.join(unknown)}.")
+            raise ConfigError(
+                f"Target {self.name!r} names kinds that are not in the op table: {', '.join(unknown)}."
+                f"{closest(unknown[0], OPS.by_kind)}"
+            )
         strange = sorted({*self.rewrites} - {*REWRITES})
         if strange:
             raise ConfigError(

@@ -38,7 +38,9 @@ def load_target(path: str | os.PathLike[str]) -> Target:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"load_target cannot read {str(file)!r}: {error}.") from None
+        name = str(path)
+        hint = f" That is the name of a known target: target={name!r} takes it." if name in TARGETS else ""
+        raise ConfigError(f"load_target cannot read {name!r}: {error}.{hint}") from None
     return from_plain(read_yaml(text, str(file))[0], str(file))
 
 
@@ -68,7 +70,8 @@ def from_plain(content: object, where: str = "target") -> Target:
     given = dict(_mapping(content, where))
     base = given.pop("base", None)
     if base is not None:
-        known = by_name(base)
+        known = _made(lambda: by_name(base), f"{where}.base")
+        assert isinstance(known, Target)
         changes = _fields(given, Target, _TARGET, where)
         made = _made(lambda: dataclasses.replace(known, **changes), where)
     else:
