@@ -106,6 +106,17 @@ def test_every_rule_that_is_broken_is_caught() -> None:
         check_target(nn.Linear(2, 2), base)
 
 
+def test_scales_by_channel_are_where_a_target_has_them() -> None:
+    """Before depthwise convolutions only, whatever its `activations` say of other tensors."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    base = by_name("generic")
+    target = dataclasses.replace(base, channel_scales=frozenset(("conv2d",)))
+    made = quantized(model, (torch.randn(2, 3, 8, 8),), target)
+    assert any("quantize_per_channel" in str(node.target) for node in made.graph.nodes)
+    assert check_target(made, target) == ()
+    assert {each.rule for each in check_target(made, base)} == {"activations"}
+
+
 @pytest.mark.parametrize(
     ("target", "qconfig", "why"),
     [

@@ -6,6 +6,7 @@ in int8. That an op runs there, and in which group, is its Note and Decision.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,8 +118,12 @@ def _sites(region: Region) -> Iterator[_Site]:
             weight=_grid(region, weight),
             bias=_bias_grid(region, bias),
             has_bias=isinstance(bias, fx.Node),
-            groups=int(argument(node, op, op.params.index("groups"), 1)) if "groups" in op.params else 1,
+            groups=_groups(node, op),
         )
+
+
+def _groups(node: fx.Node, op: Op) -> int:
+    return int(argument(node, op, op.params.index("groups"), 1)) if "groups" in op.params else 1
 
 
 def _tail(region: Region, node: fx.Node, note: Note) -> list[fx.Node]:
@@ -184,9 +189,10 @@ def _problems(site: _Site, target: Target) -> Iterator[tuple[str, str]]:
         for rule, shapes in (("shapes", target.shapes), ("kernels", kernel.shapes)):
             if info is not None and (why := shapes.refuse(info.shape)):
                 yield rule, why
+    taken, given = _activation_grids(site, target)
     for each in site.inputs:
-        yield from _grid_problems(each, (("activations", target.activations), ("kernels", kernel.input)))
-    yield from _grid_problems(site.output, (("activations", target.activations), ("kernels", kernel.output)))
+        yield from _grid_problems(each, (("activations", taken), ("kernels", kernel.input)))
+    yield from _grid_problems(site.output, (("activations", given), ("kernels", kernel.output)))
     yield from _grid_problems(site.weight, (("weights", target.weights), ("kernels", kernel.weight)))
     if site.has_bias and target.biases and _bias_form(site.bias) not in target.biases:
         yield "biases", f"a bias of {_bias_form(site.bias)}, not {' or '.join(target.biases)}"
@@ -201,6 +207,19 @@ def _problems(site: _Site, target: Target) -> Iterator[tuple[str, str]]:
     yield from _known_grids(site, target)
     for position in target.positions:
         yield from _position_problems(site, position)
+
+
+def _activation_grids(site: _Site, target: Target) -> tuple[Grids, Grids]:
+    """Return what an op may take and give: scales by channel into depthwise convolutions, where the target has them."""
+
+    def allowed(takers: list[tuple[Op, int]]) -> Grids:
+        free = bool(takers) and all(op.kind in target.channel_scales and groups > 1 for op, groups in takers)
+        return dataclasses.replace(target.activations, granularity=()) if free else target.activations
+
+    rounded = [user for user in site.last.users if _is_quantize(user)]
+    takers = [taker for each in rounded for pair in each.users for taker in pair.users]
+    ops = [(op, _groups(taker, op)) for taker in takers if (op := OPS.of_node(taker, site.region)) is not None]
+    return allowed([(site.op, site.groups)]), allowed(ops)
 
 
 def _grid_problems(grid: Encoding | None, allowed: tuple[tuple[str, Grids], ...]) -> Iterator[tuple[str, str]]:
