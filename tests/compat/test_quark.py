@@ -125,7 +125,7 @@ def test_a_program_that_was_exported_for_one_picture_trains_on_batches_without_d
 def test_batch_norms_of_a_program_join_their_convolutions_and_train() -> None:
     program = torch.export.export(SimpleConv().eval(), (torch.rand(1, 3, 16, 16),)).module()
     quantizer = ModelQuantizer(config(spec(PerTensorMinMaxObserver)))
-    quantized = quantizer.quantize_model(program, [torch.rand(2, 3, 16, 16)])
+    quantized = quantizer.quantize_model(program, [{"x": torch.rand(2, 3, 16, 16)}])
     assert all(row.status == "int8" for row in explain(quantized))
     before = quantized.state_dict()["bn.running_mean"].clone()
     quantized.train()(torch.rand(4, 3, 16, 16))
@@ -148,3 +148,17 @@ def test_layers_by_name_by_type_and_left_out() -> None:
 def test_contradictions_are_refused() -> None:
     with pytest.raises(ConfigError, match="per_channel"):
         QuantizationSpec(dtype=Dtype.int8, qscheme=QSchemeType.per_tensor, observer_cls=PerChannelMinMaxObserver)
+
+
+def test_values_of_other_types_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"expected one of Dtype\.int8"):
+        QuantizationSpec(dtype="int8")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a class derived from ObserverBase"):
+        QuantizationSpec(dtype=Dtype.int8, observer_cls=int)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected a QTensorConfig"):
+        QuantizationConfig(weight=Dtype.int8)  # type: ignore[arg-type]
+    layer = QuantizationConfig(weight=spec(PerTensorMinMaxObserver))
+    with pytest.raises(ConfigError, match=r"exclude=.head.\): expected a list"):
+        Config(global_quant_config=layer, exclude="head")
+    with pytest.raises(ConfigError, match="takes a Config, not a QTensorConfig"):
+        ModelQuantizer(spec(PerTensorMinMaxObserver))  # type: ignore[arg-type]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from fxquant.config.forms import closest
@@ -54,6 +55,11 @@ def _test(kind: object) -> Test:
     if origin is Mapping:
         of_key, of_value = map(_test, args)
         return lambda given: isinstance(given, Mapping) and all(of_key(a) and of_value(b) for a, b in given.items())
+    if origin in (list, Sequence):
+        of_each, rows = _test(args[0]), list if origin is list else _ROWS
+        return lambda given: isinstance(given, rows) and all(map(of_each, given))
+    if origin is type:
+        return lambda given: isinstance(given, type) and issubclass(given, args[0])
     if origin is Callable:
         return callable
     assert isinstance(kind, type)
@@ -83,7 +89,13 @@ def _told(kind: object) -> str:
         return f"a set, each {_told(args[0])}"
     if origin is Mapping:
         return f"a dict, for each key {_told(args[1])}"
+    if origin in (list, Sequence):
+        return f"a list, each {_told(args[0])}"
+    if origin is type:
+        return f"a class derived from {args[0].__name__}"
     if origin is Callable:
         return "a function"
     assert isinstance(kind, type)
+    if issubclass(kind, enum.Enum):
+        return f"one of {', '.join(map(str, kind))}"
     return _NAMES.get(kind, f"a {kind.__name__}")

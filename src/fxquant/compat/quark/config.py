@@ -10,6 +10,7 @@ from torch import nn
 
 from fxquant.compat.quark.observers import ObserverBase, PerTensorMinMaxObserver
 from fxquant.compat.quark.types import Dtype, QSchemeType, QuantizationMode, RoundType, ScaleType, TQTThresholdInitMeth
+from fxquant.config.check_fields import check_fields
 from fxquant.config.qconfig import QConfig as Chosen
 from fxquant.config.spec import Int32, Learn, Spec
 from fxquant.config.target import Target
@@ -44,6 +45,7 @@ class QTensorConfig:
     qat_spec: TQTSpec | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         scheme = self.observer_cls.scheme if self.observer_cls is not None else None
         if self.qscheme is not None and scheme is not None and scheme is not self.qscheme:
             raise ConfigError(
@@ -96,6 +98,9 @@ class QLayerConfig:
     bias: QTensorConfig | list[QTensorConfig] | None = None
     target_device: object = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def chosen(self, *, training: bool) -> Chosen:
         """Our QConfig that says the same."""
         given = [self._one(name) for name in ("input_tensors", "output_tensors", "weight", "bias")]
@@ -130,6 +135,7 @@ class QConfig:
     log_severity_level: object = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.algo_config:
             raise ConfigError(
                 "Config(algo_config=...): give algorithms to fxquant.quantize(algorithms=...). Leave it out here."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.compat.quark.config import QConfig
+from fxquant.errors import ConfigError
 from fxquant.export.encodings import export_json
 from fxquant.export.onnx.export import export_onnx as _export_onnx
 from fxquant.flows.calibrate import as_example, calibrate, peek
@@ -24,6 +25,8 @@ class ModelQuantizer:
     """Quark's flow: `quantize_model`, then training as usual if wanted, then `freeze`."""
 
     def __init__(self, config: QConfig) -> None:
+        if not isinstance(config, QConfig):
+            raise ConfigError(f"ModelQuantizer takes a Config, not a {type(config).__name__}: {config!r:.80}.")
         self.config = config
 
     def quantize_model(self, model: nn.Module, dataloader: Iterable[object] | None = None) -> nn.Module:
@@ -38,7 +41,8 @@ class ModelQuantizer:
             return prepare_qat_fx(trained, rule, _exported_with(model), target=target)
         batch, dataloader = peek(dataloader)
         args, kwargs = as_example(batch, model)
-        args = _rows_as_exported(model, args)
+        rows = _rows_as_exported(model)
+        args, kwargs = tuple(map(rows, args)), {name: rows(value) for name, value in (kwargs or {}).items()}
         prepared = prepare_qat_fx(trained, rule, args, example_kwargs=kwargs or None, target=target)
         return calibrate(prepared.eval(), dataloader)
 
@@ -67,13 +71,13 @@ def _shown(model: nn.Module) -> list[object]:
     return [node.meta.get("val") for node in nodes if node.op == "placeholder"]
 
 
-def _rows_as_exported(model: nn.Module, args: tuple[object, ...]) -> tuple[object, ...]:
-    """As many rows of a batch as the program was exported with: its own module takes no others."""
+def _rows_as_exported(model: nn.Module) -> Callable[[object], object]:
+    """Return what takes as many rows of a batch as the program was exported with: its own module takes no others."""
     rows = {val.shape[0] for val in _shown(model) if isinstance(val, torch.Tensor) and val.dim()}
     fixed = [size for size in rows if isinstance(size, int)]
     if len(fixed) != 1:
-        return args
-    return tuple(arg[: fixed[0]] if isinstance(arg, torch.Tensor) and arg.dim() else arg for arg in args)
+        return lambda arg: arg
+    return lambda arg: arg[: fixed[0]] if isinstance(arg, torch.Tensor) and arg.dim() else arg
 
 
 @dataclass(frozen=True)
