@@ -1,7 +1,7 @@
 """Whether a converted model keeps to what a target takes: its graph is read, and held against the target's own table.
 
 What is read is the QDQ graph itself: the grids at the operands, outputs, weights and biases of every op that is to run
-in int8. That an op runs there, and in which group, is its Note and Decision.
+in int8 (int8_sites.py).
 """
 
 from __future__ import annotations
@@ -13,26 +13,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from fxquant.config.limits import Grids, Position
 from fxquant.config.spec import Spec
 from fxquant.config.target import Target, bias_form
 from fxquant.errors import StageError
-from fxquant.export.encodings import Encoding, encoding
+from fxquant.export.encodings import Encoding
 from fxquant.export.reference import reference_of
-from fxquant.graph import torch_compat
-from fxquant.graph.grid import QParams
 from fxquant.graph.nodes import tensor_info
-from fxquant.graph.notes import Note, decision_of, note_of
-from fxquant.graph.paths import get_attr
-from fxquant.graph.region import Region, regions, stage_of
+from fxquant.graph.region import regions, stage_of
 from fxquant.graph.region_parts import Stage
 from fxquant.numerics.affine import choose_qparams
 from fxquant.numerics.positions.measure import measured, terms
-from fxquant.ops.table import OPS, Op, Role, activation_nodes, argument
+from fxquant.ops.table import OPS, Op, Role, activation_nodes
 from fxquant.passes.pool_window import pool_window
 from fxquant.passes.read_op import mean_axes, module_of
+from fxquant.tables.int8_sites import Site, groups_of, is_quantize, sites
 from fxquant.tables.out_of_form import not_in_form
 from fxquant.targets import by_name
 
@@ -64,7 +61,7 @@ def check_target(model: nn.Module, target: Target | str) -> tuple[Violation, ...
     hardware = by_name(target)
     found = []
     for path, region in regions(reference_of(model, "check_target")):
-        for site in _sites(region):
+        for site in sites(region):
             found += [
                 Violation(region=path, node=site.node.name, kind=site.op.kind, rule=rule, found=text)
                 for rule, text in _problems(site, hardware)
@@ -72,111 +69,7 @@ def check_target(model: nn.Module, target: Target | str) -> tuple[Violation, ...
     return tuple(found)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Site:
-    """An op that runs in int8, with the grids around it. `tail`: the kinds after it in its group."""
-
-    region: Region
-    node: fx.Node
-    op: Op
-    note: Note
-    last: fx.Node
-    tail: tuple[Op, ...]
-    makers: frozenset[str]
-    inputs: tuple[Encoding | None, ...]
-    output: Encoding | None
-    weight: Encoding | None
-    bias: Encoding | None
-    has_bias: bool
-    groups: int
-
-    @property
-    def is_anchor(self) -> bool:
-        return self.note.group in (None, self.node.name)
-
-
-def _sites(region: Region) -> Iterator[_Site]:
-    for node in region.graph.nodes:
-        note, decision, op = note_of(node), decision_of(node), OPS.of_node(node, region)
-        if note is None or op is None or decision is None or decision.status != "int8":
-            continue
-        tail = _tail(region, node, note)
-        last = tail[-1] if tail else node
-        operands = activation_nodes(node, op)
-        bias = argument(node, op, op.params.index("bias")) if "bias" in op.params else None
-        weight = argument(node, op, op.params.index("weight")) if "weight" in op.params else None
-        yield _Site(
-            region=region,
-            node=node,
-            op=op,
-            note=note,
-            last=last,
-            tail=tuple(found for each in tail if (found := OPS.of_node(each, region)) is not None),
-            makers=frozenset(filter(None, (_maker(region, each) for each in operands))),
-            inputs=tuple(_grid(region, each) for each in operands),
-            output=next((_grid(region, user) for user in last.users if _is_quantize(user)), None),
-            weight=_grid(region, weight),
-            bias=_bias_grid(region, bias),
-            has_bias=isinstance(bias, fx.Node),
-            groups=_groups(node, op),
-        )
-
-
-def _groups(node: fx.Node, op: Op) -> int:
-    return int(argument(node, op, op.params.index("groups"), 1)) if "groups" in op.params else 1
-
-
-def _tail(region: Region, node: fx.Node, note: Note) -> list[fx.Node]:
-    found, last = [], node
-    while note.group is not None:
-        inside = [user for user in last.users if (other := note_of(user)) and other.group == note.group]
-        if not inside:
-            break
-        last = inside[0]
-        found.append(last)
-    return found
-
-
-def _is_quantize(node: fx.Node) -> bool:
-    return node.target in torch_compat.QUANTIZE_OPS
-
-
-def _maker(region: Region, operand: fx.Node) -> str | None:
-    """Return the kind of the op that made an operand, behind its pair."""
-    while operand.target in (*torch_compat.DEQUANTIZE_OPS, *torch_compat.QUANTIZE_OPS):
-        source = operand.args[0]
-        if not isinstance(source, fx.Node):
-            return None
-        operand = source
-    op = OPS.of_node(operand, region)
-    return None if op is None else op.kind
-
-
-def _grid(region: Region, node: object) -> Encoding | None:
-    """Return the grid of a pair; that of the quantize, which has the rounding, where there is one."""
-    if not isinstance(node, fx.Node):
-        return None
-    source = node.args[0] if node.args else None
-    if node.target in torch_compat.DEQUANTIZE_OPS and isinstance(source, fx.Node) and _is_quantize(source):
-        node = source
-    if node.target not in (*torch_compat.DEQUANTIZE_OPS, *torch_compat.QUANTIZE_OPS):
-        return None
-    if any(isinstance(arg, fx.Node) and arg.op != "get_attr" for arg in node.args[1:]):
-        return None  # found at run time
-    plain = QParams.of(node)
-    return {**encoding(region, node), "rounding": "half_even" if plain is None else plain.rounding}
-
-
-def _bias_grid(region: Region, node: object) -> Encoding | None:
-    """Tell how a bias is stored, if as integers."""
-    parts = node.all_input_nodes[:2] if isinstance(node, fx.Node) else []
-    if len(parts) != 2 or any(part.op != "get_attr" for part in parts):
-        return None
-    values, scale = (get_attr(region, str(part.target)) for part in parts)
-    return {"bits": torch.iinfo(values.dtype).bits, "scale": scale.tolist()}
-
-
-def _problems(site: _Site, target: Target) -> Iterator[tuple[str, str]]:
+def _problems(site: Site, target: Target) -> Iterator[tuple[str, str]]:
     kind, kernel = site.op.kind, target.kernel(site.op.kind)
     if kind not in target.kinds:
         yield "kinds", "it has no int8 kernel"
@@ -209,16 +102,16 @@ def _problems(site: _Site, target: Target) -> Iterator[tuple[str, str]]:
         yield from _position_problems(site, position)
 
 
-def _activation_grids(site: _Site, target: Target) -> tuple[Grids, Grids]:
+def _activation_grids(site: Site, target: Target) -> tuple[Grids, Grids]:
     """Return what an op may take and give: scales by channel into depthwise convolutions, where the target has them."""
 
     def allowed(takers: list[tuple[Op, int]]) -> Grids:
         free = bool(takers) and all(op.kind in target.channel_scales and groups > 1 for op, groups in takers)
         return dataclasses.replace(target.activations, granularity=()) if free else target.activations
 
-    rounded = [user for user in site.last.users if _is_quantize(user)]
+    rounded = [user for user in site.last.users if is_quantize(user)]
     takers = [taker for each in rounded for pair in each.users for taker in pair.users]
-    ops = [(op, _groups(taker, op)) for taker in takers if (op := OPS.of_node(taker, site.region)) is not None]
+    ops = [(op, groups_of(taker, op)) for taker in takers if (op := OPS.of_node(taker, site.region)) is not None]
     return allowed([(site.op, site.groups)]), allowed(ops)
 
 
@@ -252,7 +145,7 @@ def _bias_form(bias: Encoding | None) -> str:
     return f"int{bias['bits']}"
 
 
-def _group_problems(site: _Site, target: Target) -> Iterator[tuple[str, str]]:
+def _group_problems(site: Site, target: Target) -> Iterator[tuple[str, str]]:
     if not site.is_anchor:
         return
     for op in site.tail:
@@ -260,11 +153,11 @@ def _group_problems(site: _Site, target: Target) -> Iterator[tuple[str, str]]:
             yield "residual", "a residual is added inside of its kernel"
         elif not op.adds and op.kind not in target.tails.get(site.op.kind, ()):
             yield "tails", f"{op.kind} is inside of its kernel"
-    if target.integer_outputs and not any(_is_quantize(user) for user in site.last.users):
+    if target.integer_outputs and not any(is_quantize(user) for user in site.last.users):
         yield "integer_outputs", "its kernel writes float"
 
 
-def _known_grids(site: _Site, target: Target) -> Iterator[tuple[str, str]]:
+def _known_grids(site: Site, target: Target) -> Iterator[tuple[str, str]]:
     kind, inputs = site.op.kind, [grid for grid in site.inputs if grid is not None]
     if kind in target.signed and any(not (grid["symmetric"] and grid["signed"]) for grid in inputs):
         yield "signed", "an input is unsigned or has a zero point"
@@ -286,7 +179,7 @@ def _same(wanted: Tensor, found: object) -> bool:
     return bool(torch.isclose(wanted.double(), torch.as_tensor(found, dtype=torch.float64)).all())
 
 
-def _position_problems(site: _Site, position: Position) -> Iterator[tuple[str, str]]:
+def _position_problems(site: Site, position: Position) -> Iterator[tuple[str, str]]:
     if site.op.kind not in position.kinds or not site.is_anchor:
         return
     if position.before and (not site.tail or site.tail[-1].kind not in position.before):
