@@ -186,7 +186,9 @@ def _block(
     )
     done = "0"
     # few rows at once, so that few are left over; float weights come from far, so that many at once pay
-    most = machine.most_rows(gates if spec.grid != "none" else -(-gates // 2))
+    most = machine.most_rows(gates)
+    if spec.grid == "none" and most < WIDE_ROWS:
+        most = machine.most_rows(-(-gates // 2))
     for rows in (4, 2, 1) if spec.grid != "none" else (8, 4, 3, 2, 1):
         if rows <= most:
             end = k.add(done, k.mul(k.value(f"sdiv i64 {k.value(f'sub i64 %y1, {done}')}, {rows}"), rows))
@@ -242,7 +244,7 @@ def _byte_sums(k: Kernel, spec: Cell, units: _Units, x: str, rows: int) -> list[
 
 
 def _float_sums(k: Kernel, spec: Cell, units: _Units, x: str, rows: int) -> list[str]:
-    """Sums of float states; of many rows, those of half of the gates after those of the others."""
+    """Sums of float states; where registers are few, those of half of the gates after those of the others."""
     if spec.grid != "none":
         return []
     half = -(-spec.gates // 2)
