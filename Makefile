@@ -69,7 +69,7 @@ format: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python -W ignore tests/forge/run.py --mutations 20000 --calls 20000
-	$(BIN)/python -m pytest -n $(WORKERS) --hypothesis-profile=fuzz tests/test_state_machine.py tests/engines/native/test_fuzz.py
+	$(BIN)/python -m pytest -n $(WORKERS) --hypothesis-profile=fuzz tests/test_state_machine.py tests/engines/native/test_fuzz.py tests/engines/native/test_bands.py
 
 $(BENCH): $(READY)
 	@echo "Installing the benchmark packages ..."
