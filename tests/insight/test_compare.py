@@ -127,6 +127,8 @@ def test_ranges_against_what_calibration_saw(net: nn.Module, data: list[Tensor])
     assert usual["x"].clipped == pytest.approx(outside / sum(x.numel() for x in data), abs=2e-3)
     assert wide["x"].clipped > 0.1 > usual["x"].clipped
     assert "leave the calibrated range" in wide.summary()
+    times = max(x.abs().max().item() for x in data) * 4 / max(-low, high)
+    assert wide["x"].beyond == f"x ({wide['x'].clipped:.1%}, up to {times:.1f} times its end)"
     grown = fq.compare(net, quantized, [data[0] * k for k in (1, 2, 3, 4)])
     assert grown["x"].widened == 4 and grown["x"].spread > 0.3
     assert "still grew" in grown.summary()

@@ -68,6 +68,14 @@ class LayerRow:
     widened: int
     batches: int
 
+    @property
+    def beyond(self) -> str:
+        """The tensor, with the share of its values out of the calibrated range, and how far they go."""
+        end = max(map(abs, self.calibrated)) if self.calibrated is not None else 0.0
+        times = max(abs(self.low), abs(self.high)) / end if end > 0 else 0.0
+        far = f", up to {times:.1f} times its end" if times > 1 else ""
+        return f"{self.path or self.node} ({self.clipped or 0:.1%}{far})"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison(Shown):
@@ -124,7 +132,7 @@ class Comparison(Shown):
         if worst:
             lines.append(f"most error enters at: {', '.join(worst)}")
         if narrow := self.narrow():
-            names = ", ".join(f"{row.path or row.node} ({row.clipped:.1%})" for row in narrow[:3])
+            names = ", ".join(row.beyond for row in narrow[:3])
             lines.append(
                 f"{'1 tensor leaves' if len(narrow) == 1 else f'{len(narrow)} tensors leave'} the calibrated range: "
                 f"{names}. Calibrate with more data, or with other "

@@ -216,5 +216,5 @@ def _name_causes(layers: Comparison) -> Iterable[str]:
         names = ", ".join(f"{row.path or row.node} ({row.collapsed:.0%})" for row in eaten[:3])
         yield f"Ranges that eat their signal, with the share of values that become zero: {names}."
     if narrow := layers.narrow():
-        names = ", ".join(f"{row.path or row.node} ({row.clipped:.1%})" for row in narrow[:3])
+        names = ", ".join(row.beyond for row in narrow[:3])
         yield f"Beyond what calibration saw: {names}. Calibrate with data like these."
