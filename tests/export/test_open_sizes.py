@@ -35,7 +35,13 @@ def test_a_name_leaves_the_bounds_to_torch_and_a_dim_has_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "why"),
-    [({"scale": {0: "n"}}, "is no tensor argument"), ({"image": {3: "n"}}, "no axis 3"), ({"image": {1: "n"}}, "is 1")],
+    [
+        (["n"], "give names by argument and axis"),
+        ({"image": [1]}, "give names by argument and axis"),
+        ({"scale": {0: "n"}}, "is no tensor argument"),
+        ({"image": {3: "n"}}, "no axis 3"),
+        ({"image": {1: "n"}}, "is 1"),
+    ],
 )
 def test_what_cannot_be_open_is_named(asked: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):

@@ -39,6 +39,12 @@ def open_sizes(
 
 
 def _named(tree: nn.Module, example: Call, caller: str, shapes: Shapes | None, wanted: DynamicShapes) -> Shapes:
+    for given in (wanted, *(wanted.values() if isinstance(wanted, Mapping) else ())):
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(
+                f"{caller}(dynamic_shapes={wanted!r:.80}): give names by argument and axis, such as "
+                '{"image": {2: "height", 3: "width"}}.'
+            )
     bound = parameters_of(tree).bind(*example[0], **example[1]).arguments
     found = dict.fromkeys(bound) if shapes is None else dict(shapes)
     for name, axes in wanted.items():
