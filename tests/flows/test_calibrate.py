@@ -235,3 +235,36 @@ def test_a_packed_sequence_is_one_value(labelled: bool) -> None:
     quantized = fq.quantize(model, [(packed, torch.zeros(3)) if labelled else packed])
     assert sqnr_db(model(packed), quantized(packed)) > 30
     assert fq.check(model, quantized, [packed]).passed
+
+
+class Streams(nn.Module):
+    """Keeps the end of what it saw: in a buffer, or in an attribute, so that it is captured in pieces."""
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.plain, self.last, self.conv = plain, None, nn.Conv1d(2, 4, 3)
+        self.register_buffer("kept", torch.zeros(1, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.kept if not self.plain else torch.zeros(1, 2, 2) if self.last is None else self.last
+        whole = torch.cat([before, x], -1)
+        if self.plain:
+            self.last = whole[..., -2:].clone()
+        else:
+            self.kept = whole[..., -2:].clone()
+        return self.conv(whole)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["buffer", "attribute"])
+def test_what_a_model_keeps_of_calibration_is_not_in_its_answers(plain: bool) -> None:
+    model, data = Streams(plain).eval(), [torch.randn(1, 2, 16) for _ in range(4)]
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), (data[0],))
+    converted = fq.convert_fx(fq.calibrate(prepared, data))
+    assert fq.check(model, converted, data).sqnr > 30
+    at_once = fq.quantize(model, data, effort="balanced")
+    result = fq.benchmark(converted, data[0], float_model=model, engines=["onednn"], seconds=0.001, show=False)
+    assert result["float"].timing.median > 0
+    assert fq.compare(model, converted, data).output_sqnr > 30
+    for each in (model, prepared, converted, at_once):
+        assert each.last is None
+        assert not each.kept.any()

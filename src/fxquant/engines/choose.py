@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-import torch
 from torch import nn
 
+from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.engines.engine import Engine
 from fxquant.engines.example import example_of
 from fxquant.engines.native.settings import Native
-from fxquant.engines.onednn.kernel_modules import Kernel
 from fxquant.engines.runtimes.regions import outermost
 from fxquant.engines.table import as_engine, available_engines
 from fxquant.engines.timing import time_interleaved
@@ -23,8 +22,6 @@ from fxquant.graph.counted import counting
 from fxquant.graph.own import copy_model
 from fxquant.graph.region import lowering_of, regions
 from fxquant.graph.run_passes import run_passes
-from fxquant.numerics.grid import Grid
-from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 from fxquant.passes.fill_grids import fill_grids
 
 AUTO = "auto"
@@ -62,21 +59,9 @@ def fastest(candidates: Mapping[str, nn.Module], call: Callable[[nn.Module], obj
         return next(iter(candidates.values()))
     with contextlib.ExitStack() as stack:
         for candidate in candidates.values():
-            stack.enter_context(_as_it_was(candidate))
+            stack.enter_context(left_as_it_was(candidate))  # these are no calls that a model should remember
         times = time_interleaved({name: functools.partial(call, candidate) for name, candidate in candidates.items()})
     return candidates[min(times, key=lambda name: times[name].median)]
-
-
-@contextlib.contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Calls meanwhile are none that a model should remember: put back what they write to the buffers of float parts."""
-    parts = (module for module in model.modules() if not isinstance(module, (QuantizedWeight, Grid, Kernel)))
-    before = [(buffer, buffer.detach().clone()) for part in parts for buffer in part.buffers(recurse=False)]
-    yield
-    with torch.no_grad():
-        for buffer, value in before:
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
 
 
 def run_examples(model: nn.Module) -> Callable[[nn.Module], object]:

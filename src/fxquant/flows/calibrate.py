@@ -63,7 +63,7 @@ def calibrate(
     watchers = [module for module in prepared.modules() if isinstance(module, Watcher)]
     with (
         torch.no_grad(),
-        left_as_it_was(prepared, code_only=True),  # class attributes and globals are the float model's, too
+        left_as_it_was(prepared),  # what it remembers of calibration would be in the answers of the converted model
         _observing(prepared) as observers,
         merging_over_ranks([*observers, *watchers]),
     ):

@@ -18,6 +18,7 @@ from fxquant.config.target import Target
 WRAPPED = "__fxquant_wrapped__"
 # on modules in which nothing is quantized, since the custom config says so
 LEFT_ALONE = "_fxquant_left_alone"
+OBSERVED = "_fxquant_custom"  # on a custom module that observes, the user's own: the QuantType it was made for
 # where a region has what was seen of its tensors, unless the user's model has something there
 STATISTICS = "statistics"
 

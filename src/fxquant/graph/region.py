@@ -47,7 +47,7 @@ log = logging.getLogger("fxquant")
 
 _CODE = ("_code", "_lineno_map", "_prologue_start")  # what GraphModule.recompile keeps beside `forward`
 # what nn.Module and GraphModule keep in __dict__ for themselves; everything else there is the user's
-_OWN_KEYS = frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__) | {"_region"}
+OWN_KEYS = frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__) | {"_region"}
 
 
 class Region(fx.GraphModule):
@@ -60,7 +60,7 @@ class Region(fx.GraphModule):
         for key, value in tree.__dict__.items():
             if key == "forward":
                 continue  # a forward put on the instance would hide the graph's
-            if key not in _OWN_KEYS or key in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            if key not in OWN_KEYS or key in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
                 self.__dict__[key] = value
         self.training = tree.training
         self._region = RegionParts(origin=origin or Origin(user_class=type(tree)))

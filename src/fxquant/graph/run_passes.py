@@ -16,6 +16,7 @@ from fxquant.errors import VerifyError
 from fxquant.graph.context import Context
 from fxquant.graph.invariants import Known, verify
 from fxquant.graph.region import Region, outdate, regions
+from fxquant.graph.remembered import forgotten
 
 Pass = Callable[[Region, Context], None]
 Pipeline = tuple[Pass, ...]
@@ -39,7 +40,8 @@ def run_passes(
         own = context if isinstance(context, Context) else context(region)
         plain: Known = {}
         for step in steps:
-            result: Any = step(region, own)
+            with forgotten(region):  # algorithms run the graph, which is no call that a model should remember
+                result: Any = step(region, own)
             if result is not None:
                 raise VerifyError(
                     f"pass {step.__name__!r} returned a {type(result).__name__}, at region {path or '<root>'!r}. A "

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import torch
 from torch import nn
 
+from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.errors import CalibrationError, ConfigError, FxQuantError
 from fxquant.files import Json, refuse_unwritable, replacing
 from fxquant.flows.calibrate import check_data
@@ -111,7 +112,7 @@ def report(
     batches = list(itertools.islice(data, num_batches))
     if not batches:
         raise CalibrationError("report got no batches.")
-    with steps("measuring", 5, wanted=progress) as step:
+    with left_as_it_was(float_model), left_as_it_was(quantized), steps("measuring", 5, wanted=progress) as step:
         sides = set_side_by_side(float_model, quantized, batches[0], concrete_args or {}, "report")
         made = _measure(
             *(float_model, sides, _converted(quantized), batches, step),

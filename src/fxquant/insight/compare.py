@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.errors import CalibrationError
 from fxquant.flows.calibrate import peek, run_batch
 from fxquant.flows.name_batch import naming_batch
@@ -57,7 +58,12 @@ def compare_sides(sides: Sides, data: Iterable[object]) -> Comparison:
     """`compare` of models that are side by side already, on all of the data."""
     record, outputs = Record(sides.pairs), Errors()
     count = 0
-    with torch.no_grad(), recording(sides.twin, sides.reference, record):
+    with (
+        torch.no_grad(),
+        left_as_it_was(sides.twin),
+        left_as_it_was(sides.reference),  # it shares the tensors of the quantized model
+        recording(sides.twin, sides.reference, record),
+    ):
         for each in data:
             count += 1
             record.floats.clear()

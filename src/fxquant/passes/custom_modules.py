@@ -18,13 +18,12 @@ from fxquant.config.custom_config import ModulePairs, QuantType
 from fxquant.config.qconfig import QConfig
 from fxquant.errors import ConfigError
 from fxquant.graph.context import Context
-from fxquant.graph.notes import Decision, Status, decision_of
+from fxquant.graph.notes import OBSERVED, Decision, Status, decision_of
 from fxquant.graph.region import Region, regions
 from fxquant.numerics.observers.standalone import StandaloneObserver, with_factories
 
 log = logging.getLogger("fxquant")
 
-_KEY = "_fxquant_custom"  # on an observed module: the QuantType it was made for
 _SHOWN = "_fxquant_shown"  # whether a hook shows the output to the observer of an observed module
 _STATUS: Mapping[QuantType, Status] = {
     QuantType.STATIC: "int8",
@@ -59,7 +58,7 @@ def observe_custom(module: nn.Module, qconfig: QConfig, observed_class: Any, qua
         if not hasattr(observed, "activation_post_process"):
             observed.activation_post_process = StandaloneObserver(qconfig.activation)
         observed.register_forward_hook(_observe_output)
-    observed.__dict__[_KEY] = quant_type.value
+    observed.__dict__[OBSERVED] = quant_type.value
     observed.train(module.training)
     assert isinstance(observed, nn.Module)
     return observed
@@ -90,10 +89,10 @@ def take_leaves(model: nn.Module, pairs: ModulePairs) -> None:
             if node.op != "call_module" or choice is None or (kind := quant_type_of(choice.qconfig)) is None:
                 continue
             module: Any = region.get_submodule(str(node.target))
-            if _KEY in module.__dict__ or type(module) not in pairs.get(kind, {}):
+            if OBSERVED in module.__dict__ or type(module) not in pairs.get(kind, {}):
                 continue
             module.qconfig = with_factories(choice.qconfig)
-            module.__dict__[_KEY] = kind.value
+            module.__dict__[OBSERVED] = kind.value
 
 
 def mark_custom(region: Region, context: Context) -> None:
@@ -102,7 +101,7 @@ def mark_custom(region: Region, context: Context) -> None:
         if node.op != "call_module":
             continue
         module = region.get_submodule(str(node.target))
-        name = module.__dict__.get(_KEY)
+        name = module.__dict__.get(OBSERVED)
         if name is not None:
             kind, decision = type(module).__name__, decision_of(node)
             status, reason = _STATUS[QuantType(name)], f"custom module {kind}"
@@ -115,7 +114,7 @@ def quantize_custom(model: nn.Module, pairs: ModulePairs) -> nn.Module:
     made: dict[int, nn.Module] = {}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
-            if child is None or (kind := child.__dict__.get(_KEY)) is None:
+            if child is None or (kind := child.__dict__.get(OBSERVED)) is None:
                 continue
             if id(child) not in made:
                 made[id(child)] = _quantized(child, QuantType(kind), pairs)

@@ -175,7 +175,7 @@ def compare_outputs(float_model: nn.Module, quantized: nn.Module, batches: Itera
         evaluating(float_model),
         evaluating(quantized),
         left_as_it_was(float_model),
-        left_as_it_was(quantized, code_only=True),
+        left_as_it_was(quantized),
     ):
         for batch in batches:
             with parameters_kept(float_model):

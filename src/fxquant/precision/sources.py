@@ -109,7 +109,7 @@ def find_sources(
         if not (left_out and source.is_weight)
     }
     few = [smaller(batch) for batch in batches]
-    with left_as_it_was(frozen, code_only=True):
+    with left_as_it_was(frozen):
         noise = attribute(
             frozen,
             {name: (module, _as_it_is(module)) for name, (module, _) in found.items()},

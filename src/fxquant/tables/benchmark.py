@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fxquant.archive.archive import write_archive
+from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.engines.choose import check_engine, on_engines
 from fxquant.engines.engine import Engine
 from fxquant.engines.example import example_of
@@ -150,8 +151,9 @@ def benchmark(
     models: dict[str, nn.Module] = {} if float_model is None else {"float": float_model}
     models.update(on_engines(plain, available_engines() if engines is None else _named(engines)))
     calls = {name: functools.partial(each, *args, **kwargs) for name, each in models.items()}
-    memory = {name: _peak(call) for name, call in calls.items()}
-    times = time_interleaved(calls, seconds=seconds * len(calls))
+    with contextlib.nullcontext() if float_model is None else left_as_it_was(float_model):
+        memory = {name: _peak(call) for name, call in calls.items()}
+        times = time_interleaved(calls, seconds=seconds * len(calls))
     base = times["float"].median if "float" in times else None
     rows = [
         Row(

@@ -12,10 +12,13 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+
+from fxquant.graph.region import OWN_KEYS
 
 K = TypeVar("K")
 Slots: TypeAlias = dict[types.MemberDescriptorType, object]
+_OF_REGIONS = OWN_KEYS | {"forward"}  # which is on an instance while hooks are
 KEPT = "_tensor_constant"  # begins the names of what a trace adds to its root
 
 
@@ -56,6 +59,18 @@ def _put_table(table: dict[object, object], state: dict[object, object]) -> None
 
 def _put_module(table: dict[str, object], state: dict[str, object]) -> None:
     for name in [name for name in table if name not in state and not name.startswith(KEPT)]:
+        del table[name]
+    table.update(state)
+
+
+def _read_region(table: dict[str, object]) -> dict[str, object]:
+    """Return the user's attributes of a region. Its graph, kernels and code are not what calls of it write to."""
+    users = ((name, value) for name, value in table.items() if name not in _OF_REGIONS)
+    return {name: value for name, value in users if not isinstance(value, nn.Module)}
+
+
+def _put_region(table: dict[str, object], state: dict[str, object]) -> None:
+    for name in _read_region(table).keys() - state:
         del table[name]
     table.update(state)
 
@@ -133,6 +148,7 @@ def _put_array(value: NDArray[np.generic], state: NDArray[np.generic]) -> None:
 
 TABLE = Kind(_read_table, _same_table, _put_table, lambda state: (*state, *state.values()))
 MODULE = Kind(dict, _same_table, _put_module)
+REGION = Kind(_read_region, lambda table, state: _same_table(_read_region(table), state), _put_region)
 LIST = Kind(list.copy, lambda a, b: _same_items(list.copy(a), b), _put_list, lambda state: state)
 SET = Kind(set.copy, lambda a, b: set.copy(a) == b, _put_set, lambda state: state)
 DEQUE = Kind(_deque, lambda a, b: _same_items(_deque(a), b), _put_deque, lambda state: state)

@@ -31,6 +31,7 @@ from fxquant.capture.untouched.holders import (
     MODULE,
     PYTHON_RANDOM,
     RANDOM,
+    REGION,
     SET,
     SLOTS,
     TABLE,
@@ -40,7 +41,8 @@ from fxquant.capture.untouched.holders import (
 )
 from fxquant.graph import torch_compat
 from fxquant.graph.reach import ATOMS, Reach, is_foreign, is_missing
-from fxquant.graph.region import user_class
+from fxquant.graph.region import OWN_KEYS, Region, user_class
+from fxquant.graph.remembered import ours
 
 _INTERNAL = frozenset(nn.Module().__dict__)  # tables that torch keeps on modules
 _NO_SUBMODULE = (("", ""),)
@@ -52,12 +54,12 @@ Record = tuple[Any, Any, Kind, int]  # (what, its state, how to treat it, root)
 
 
 class Snapshot:
-    """What is reachable from a model, as it was when this was made; with `code_only`, from its classes alone.
+    """What is reachable from a model, as it was when this was made. What fxquant put into it is not: see `ours`.
 
     `ground` knows what the code of the model reaches, which is as it was when the ground was taken.
     """
 
-    def __init__(self, model: nn.Module, *, code_only: bool = False, ground: Ground | None = None) -> None:
+    def __init__(self, model: nn.Module, *, ground: Ground | None = None) -> None:
         self._ground = ground
         self._seen: dict[int, Any] = {}
         self._records: list[Record] = []
@@ -69,14 +71,10 @@ class Snapshot:
         self._roots: dict[int, int] = {}
         self._pending: list[tuple[Any, int]] = []
         self._reach = Reach(self._visit, lambda holder, name, value: self._bindings.append((holder, name, value)))
+        for module in ours(model):
+            self._leave_out(module)
         for path, module in model.named_modules():
-            if code_only:  # the modules themselves are not put back, also where code reaches them
-                self._seen[id(module.__dict__)] = self._seen[id(module)] = module
-                for table in (module._parameters, module._buffers):
-                    self._seen.update((id(tensor), tensor) for tensor in table.values() if tensor is not None)
-                self._enter_class(user_class(module))
-            else:
-                self._enter_module(path, module)
+            self._enter_module(path, module)
         self._own = len(self._records)  # the first ones are the tables of the modules themselves
         self._drain()
 
@@ -103,7 +101,7 @@ class Snapshot:
 
     def restore_buffers(self) -> None:
         """Tensors as they were; what Python keeps stays."""
-        tables = {id(what["_buffers"]) for what, _, kind, _ in self._all_records() if kind is MODULE}
+        tables = {id(what["_buffers"]) for what, _, kind, _ in self._all_records() if kind in (MODULE, REGION)}
         for what, state, kind, _ in self._all_records():
             if (kind is TENSOR or id(what) in tables) and not kind.same(what, state):
                 kind.put(what, state)
@@ -112,8 +110,8 @@ class Snapshot:
         """Return the attributes behind which something is not as it was, by module path; torch's own tables aside."""
         found: dict[str, list[str]] = {}
         for what, state, kind, root in self._all_records():
-            if kind is MODULE:
-                names = [n for n in {**state, **what} if n != "training" and not n.startswith(KEPT)]
+            if kind in (MODULE, REGION):
+                names = [n for n in {**state, **kind.take(what)} if n != "training" and not n.startswith(KEPT)]
                 changes = [n for n in names if what.get(n, self) is not state.get(n, self)]
                 labels = [(path, n) for path, _ in self._labels.get(id(what), _NO_SUBMODULE) for n in changes]
             elif kind in (TENSOR, CACHE) or root not in self._labels or kind.same(what, state):
@@ -125,15 +123,25 @@ class Snapshot:
                     found[path].append(name)
         return {path: names for path, names in found.items() if names}
 
+    def _leave_out(self, module: nn.Module) -> None:
+        """A module that is not put back, also where code reaches it."""
+        self._seen[id(module.__dict__)] = self._seen[id(module)] = module
+        for table in (module._parameters, module._buffers):
+            self._seen.update((id(tensor), tensor) for tensor in table.values() if tensor is not None)
+        self._enter_class(user_class(module))
+
     def _enter_module(self, path: str, module: nn.Module) -> None:
         table = module.__dict__
         if id(table) in self._seen or torch_compat.is_scripted(module):
             return
         self._seen[id(table)] = self._seen[id(module)] = module
-        self._records.append((table, dict(table), MODULE, 0))
+        kind = REGION if isinstance(module, Region) else MODULE
+        self._records.append((table, kind.take(table), kind, 0))
         self._labels[id(table)] = [(path, "")]
         for name, value in table.items():
             if type(value) in ATOMS or (type(value) is tuple and ATOMS.issuperset(map(type, value))):
+                continue
+            if kind is REGION and (name == "_modules" or (name in OWN_KEYS and name not in _INTERNAL)):
                 continue
             if name in _INTERNAL:
                 self._enter_table(name, value)
@@ -263,9 +271,9 @@ def _rebind(table: dict[str, object], name: str, value: object) -> None:
 
 
 @contextlib.contextmanager
-def left_as_it_was(model: nn.Module, *, code_only: bool = False) -> Iterator[None]:
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
     """Whatever is done to what a model reaches, by its own code too, is undone at the end."""
-    before, state = Snapshot(model, code_only=code_only), random.getstate()
+    before, state = Snapshot(model), random.getstate()
     try:
         yield
     finally:
