@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from fxquant.archive.check_structure import is_plain
 from fxquant.archive.graph_json import graph_from_json, graph_to_json
 from fxquant.archive.language import function_name, functions, methods
 from fxquant.archive.module_rows import Row, name_of, stock_class
@@ -125,9 +126,11 @@ def _check_calls(graph: fx.Graph) -> None:
                 raise ArchiveError(f"the graph calls the method {method!r} in place, which is not one of tensors.")
         if node.target in (guards.pack, guards.unpack):
             structure = words[0 if node.target is guards.pack else 1]
-            # torch imports the factory of a defaultdict by its name
-            if not isinstance(structure, str) or "defaultdict" in structure or "\\" in structure:
-                raise ArchiveError("the graph holds a container that cannot be stored, such as a defaultdict.")
+            if not is_plain(structure):
+                raise ArchiveError(
+                    "the graph holds a container that cannot be stored: a defaultdict, or a dict with keys that are "
+                    "neither strings nor numbers."
+                )
 
 
 def check_references(path: str, region: Region) -> None:
