@@ -125,6 +125,8 @@ def read_examples(inputs: object, kwargs: Mapping[str, object] | None) -> tuple[
     """Return (args, kwargs) of one forward call."""
     if isinstance(inputs, Tensor):
         inputs = (inputs,)
+    if inputs is None and kwargs is not None:
+        inputs = ()
     if isinstance(inputs, Mapping) and kwargs is None:
         kwargs = inputs
         inputs = ()

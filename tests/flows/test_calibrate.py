@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -13,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import fxquant as fq
+from fxquant.flows.calibrate import as_example
 from fxquant.graph.region import Region
 from fxquant.numerics.affine import sqnr_db
 
@@ -268,3 +270,29 @@ def test_what_a_model_keeps_of_calibration_is_not_in_its_answers(plain: bool) ->
     for each in (model, prepared, converted, at_once):
         assert each.last is None
         assert not each.kept.any()
+
+
+class Masks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.fc(x if mask is None else x * mask)
+
+
+def test_values_that_may_be_inputs_are_not_left_out_in_silence() -> None:
+    model, x = Masks().eval(), torch.randn(4, 8)
+    with pytest.warns(UserWarning, match="without 'mask'.*example_inputs"):
+        assert as_example((x, torch.rand(4, 8)), model) == ((x,), None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        as_example((x, torch.tensor([0, 1, 2, 3])), model)  # labels
+        as_example((x, {"boxes": x}), model)  # the model does not run with those
+        as_example((x,), model)
+
+
+def test_examples_may_be_keywords_alone() -> None:
+    x = torch.randn(4, 8)
+    prepared = fq.prepare_fx(Masks().eval(), fq.get_default_qconfig_mapping(), example_kwargs={"x": x})
+    assert fq.convert_fx(fq.calibrate(prepared, [{"x": x}]))(x=x).shape == (4, 4)

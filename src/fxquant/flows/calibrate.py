@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import itertools
 import logging
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -155,6 +156,7 @@ def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dic
         needed = max(1, sum(p.default is p.empty for p in by_place))
         if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
             needed = _most_taken(model, batch, needed)
+        _tell_of_left_out(model, batch, [p.name for p in by_place], needed)
         return tuple(batch[:needed]), None
     return (batch,), None
 
@@ -175,6 +177,18 @@ def _most_taken(model: nn.Module, batch: Sequence[object], least: int) -> int:
         if _runs(model, batch[:count], {}):
             return count
     return least
+
+
+def _tell_of_left_out(model: nn.Module, batch: Sequence[object], names: Sequence[str], taken: int) -> None:
+    """Warn of values that are left out as labels would be, and that the model runs with: they may be inputs."""
+    more, values = names[taken : len(batch)], batch[taken : len(names)]
+    labels = any(isinstance(value, Tensor) and value.dim() < 2 and not value.is_floating_point() for value in values)
+    if more and not labels and OF_A_LOSS.isdisjoint(more) and _runs(model, batch[: len(names)], {}):
+        warnings.warn(
+            f"batches have {len(batch)} values, and forward runs without {', '.join(map(repr, more))}, so what they "
+            "give there was left out, as labels are. If it is an input, give example_inputs: a tuple of all inputs.",
+            stacklevel=4,
+        )
 
 
 def _runs(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
