@@ -198,3 +198,11 @@ def test_code_is_made_of_the_graph_as_it_is_when_somebody_asks() -> None:
             assert torch.equal(made(x), expected), way
             assert made.code != old and "torch.mul" in made.code
             assert list(inspect.signature(made.forward).parameters) == ["x"]
+
+
+def test_a_copy_makes_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    region = prepared()
+    outdate(region)
+    monkeypatch.setattr(Region, "recompile", lambda region: pytest.fail("code was made"))
+    copy.copy(region)
+    copy.deepcopy(region)

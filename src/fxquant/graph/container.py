@@ -30,8 +30,9 @@ def lend_methods(cls: type, user_class: type[nn.Module], own: Own) -> None:
 
     `own` tells our children. Code that asks for `type(model)._sample` finds it there as on the float model.
     """
+    ours = {name for base in cls.__mro__ for name in base.__dict__}  # looked at, not asked for: `forward` is made then
     for name, attribute in _attributes(user_class).items():
-        if not hasattr(cls, name):
+        if name not in ours:
             setattr(cls, name, attribute)
     for name in _READS:
         if hasattr(user_class, name):
