@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 
 Translations = Mapping[Callable[..., object], Callable[..., object]]
 
-_listing = threading.Lock()  # held while torch lists its ops by a function of ours
+# held while torch calls a function of ours in place of its own
+_listing, _decomposing = threading.Lock(), threading.Lock()
 
 
-def to_program(program: torch.export.ExportedProgram, opset: int, table: Translations) -> torch.onnx.ONNXProgram:
+def to_program(program: ExportedProgram, opset: int, table: Translations) -> torch.onnx.ONNXProgram:
     """`torch.onnx.export` with a table of translations; where torch lets us, its own table is built once per opset.
 
     It is built anew for each export otherwise, which takes half of the time of a small one.
@@ -32,28 +34,71 @@ def to_program(program: torch.export.ExportedProgram, opset: int, table: Transla
         return exported
     for target, function in table.items():
         registry.register_op(target, function, is_complex=False)
+    _write_means(program)
     core = importlib.import_module("torch.onnx._internal.exporter._core")
-    with _ops_listed_once():
+    with _ops_listed_once(), _decomposed_if_needed():
         found: torch.onnx.ONNXProgram = core.export(
             program, (), None, registry=registry, dynamic_shapes={}, verbose=False, opset_version=opset
         )
     return found
 
 
-@contextlib.contextmanager
-def _ops_listed_once() -> Iterator[None]:
+def _ops_listed_once() -> contextlib.AbstractContextManager[None]:
     """Have torch list the ops of its dispatcher once: twice for each namespace, that is a fifth of a small export."""
-    utils: Any = importlib.import_module("torch._export.utils")
-    every = getattr(utils, "_materialize_cpp_cia_ops", None)
-    if every is None or not _listing.acquire(blocking=False):
-        yield  # torch has another way, or another thread is in here
+    return _replaced("torch._export.utils", "_materialize_cpp_cia_ops", functools.cache, _listing)
+
+
+def _decomposed_if_needed() -> contextlib.AbstractContextManager[None]:
+    """Have torch take a program as it is where each of its ops has a translation.
+
+    torch traces every program once more to decompose the others, which is half of an export.
+    """
+
+    def when_needed(decompose: Callable[..., ExportedProgram]) -> Callable[..., ExportedProgram]:
+        def take(program: ExportedProgram, registry: Any) -> ExportedProgram:
+            return program if _is_translated(program, registry) else decompose(program, registry)
+
+        return take
+
+    module = "torch.onnx._internal.exporter._fx_passes"
+    return _replaced(module, "decompose_with_registry", when_needed, _decomposing)
+
+
+def _write_means(program: ExportedProgram) -> None:
+    """Write global average pools, in place, as torch decomposes them: many models have nothing else to decompose."""
+    aten = torch.ops.aten
+    for node in program.graph.find_nodes(op="call_function", target=aten.adaptive_avg_pool2d.default):
+        if list(node.args[1]) == [1, 1]:
+            node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
+
+
+def _is_translated(program: ExportedProgram, registry: Any) -> bool:
+    """Tell whether each op has a translation, and none writes into a tensor or calls a graph inside of this one."""
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    if any(isinstance(module, torch.fx.GraphModule) for module in program.graph_module.children()):
+        return False
+    known = {found[0].fx_target for found in registry.functions.values()}
+    return all(node.target in known and not _writes(node.target) for node in calls)
+
+
+def _writes(target: Any) -> bool:
+    return bool(getattr(getattr(target, "_schema", None), "is_mutable", False))
+
+
+@contextlib.contextmanager
+def _replaced(module: str, name: str, by: Callable[[Any], Any], lock: threading.Lock) -> Iterator[None]:
+    """Have torch call `by(function)` for a function of its own; as it is where torch has none, or in another thread."""
+    place: Any = importlib.import_module(module)
+    own = getattr(place, name, None)
+    if own is None or not lock.acquire(blocking=False):
+        yield
         return
-    utils._materialize_cpp_cia_ops = functools.cache(every)
+    setattr(place, name, by(own))
     try:
         yield
     finally:
-        utils._materialize_cpp_cia_ops = every
-        _listing.release()
+        setattr(place, name, own)
+        lock.release()
 
 
 def _onnx_registry(opset: int) -> Any:
