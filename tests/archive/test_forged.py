@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import chain, islice
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 import fxquant as fq
 from forge.crafted import crafted
-from forge.files import File, read, write_bases
+from forge.files import File, forged, read, write, write_bases
+from forge.growth import rows
 from forge.run import crafted_cases, mutated_cases, run
 
 
@@ -37,8 +39,8 @@ def test_files_are_refused_before_an_engine_is_asked(
     monkeypatch.setattr("fxquant.api.apply_engine", lambda model, engine: asked.append(engine))
     engines = ("reference", "onednn", None, "auto")
     refused = 0
-    for _, _, write in islice(crafted_cases(folder, bases), 0, None, 60):
-        path, messages = write(), []
+    for _, _, write_file in islice(crafted_cases(folder, bases), 0, None, 60):
+        path, messages = write_file(), []
         for engine in engines:
             try:
                 fq.load(path, engine=engine)
@@ -49,6 +51,38 @@ def test_files_are_refused_before_an_engine_is_asked(
         refused += bool(messages)
         asked.clear()
     assert refused > 10
+
+
+def test_what_is_no_plain_file_is_not_opened(tmp_path: Path) -> None:
+    """Nobody writes to the pipe, and a device has no end."""
+    os.mkfifo(tmp_path / "pipe.fq")
+    for path in (tmp_path / "pipe.fq", Path("/dev/zero")):
+        with pytest.raises(fq.ArchiveError, match="no plain file"):
+            fq.load(path)
+
+
+def test_scales_along_another_axis_are_refused_at_load(folder: Path, bases: dict[str, File], tmp_path: Path) -> None:
+    """OneDNN took the channels of the weight, whatever the graph said; the reference failed at the call."""
+    for axis in (1, -1):
+
+        def turn(file: File, axis: int = axis) -> None:
+            file.row("dequantize_per_channel")[3][4] = axis
+
+        write(forged(bases["conv"], turn), tmp_path / "turned.fq")
+        with pytest.raises(fq.ArchiveError, match=r"axis|channels"):
+            fq.load(tmp_path / "turned.fq", engine="reference")
+
+
+@pytest.mark.parametrize("name", ["quantizers._1.scale", "0.weight", "0.weight_scale"])
+def test_graphs_do_not_write_to_what_was_checked(name: str, bases: dict[str, File], tmp_path: Path) -> None:
+    """Through a view of it, too; else the second call would find a scale that is none."""
+
+    def fill(file: File) -> None:
+        rows(file, ("w", f"@{name}", []), ("v", ".view", [["node", "w"], -1]), ("m", ".zero_", [["node", "v"]]))
+
+    write(forged(bases["conv"], fill), tmp_path / "writing.fq")
+    with pytest.raises(fq.ArchiveError, match="writes to"):
+        fq.load(tmp_path / "writing.fq", engine="reference")
 
 
 def test_nothing_but_an_error_comes_of_a_forged_file(folder: Path, bases: dict[str, File]) -> None:

@@ -329,8 +329,21 @@ def _engines() -> Iterator[tuple[str, str, Any]]:
     for place in (4, 5, 6):
         for value in (1, ["tuple", 1], ["tuple", 1, 1, 1], ["list", 1]):
             yield f"convolution with {value} at {place}", "conv", partial(_settings, change=partial(_put, place, value))
+    for axis in (1, 2, -1, 4, 64, 2**40, 0.0, None):
+        yield f"scales along {axis}", "conv", partial(_along, axis=axis)
+    for name in ("quantizers._1.scale", "quantizers._1.zero_point", "0.weight", "0.weight_scale", "0.bias"):
+        for value in (0, 1000, ["float", "nan"]):
+            yield f"{name} filled with {value}", "conv", partial(_filled, name=name, value=value)
     for value in (0, 6, ["torch", "int8"], ["torch", "bool"]):
         yield f"dequantized to {value}", "linear", partial(_dequantized, value=value)
+
+
+def _along(file: File, axis: Any) -> None:
+    file.row("dequantize_per_channel")[3][4] = axis
+
+
+def _filled(file: File, name: str, value: Any) -> None:
+    rows(file, ("w", f"@{name}", []), ("v", ".view", [["node", "w"], -1]), ("m", ".fill_", [["node", "v"], value]))
 
 
 def _flat(file: File, word: str) -> None:

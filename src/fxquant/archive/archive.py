@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,10 @@ def read_archive(path: Path, float_model: nn.Module | None) -> nn.Module:
 
 
 def _read(path: Path) -> tuple[Json, dict[str, Tensor]]:
+    if os.path.exists(path) and not os.path.isfile(
+        path
+    ):  # to open a pipe, or to look for the end of a device, may not end
+        raise ArchiveError(f"{str(path)!r} is no plain file; it may be a directory, a pipe or a device.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

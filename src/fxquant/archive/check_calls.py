@@ -199,9 +199,22 @@ def _check_grid(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, ob
             points = region_tensor(region, source)
             if points is not None and points.numel() and not (int(points.min()) >= low and int(points.max()) <= high):
                 raise ArchiveError(f"{source.target} holds a zero point outside of {low} to {high}.")
+    if "axis" in names:
+        _check_channels(given.get("input"), given.get("axis"), scale, zero)
     size = given.get("group_size")
     if size is not None and not is_whole(size, 1):
         raise ArchiveError(f"its group size is {size!r}.")
+
+
+def _check_channels(x: object, axis: object, scale: object, zero: object) -> None:
+    """Torch finds out how many scales there are when it computes, and an engine may go by the weight's channels."""
+    if not isinstance(x, Tensor):
+        return
+    if not is_whole(axis, 0, x.dim() - 1):
+        raise ArchiveError(f"it quantizes along the axis {axis!r} of {x.dim()}.")
+    for name, numbers in (("scales", scale), ("zero points", zero)):
+        if isinstance(numbers, Tensor) and tuple(numbers.shape) != (x.shape[axis],):
+            raise ArchiveError(f"it has {name} of the shape {tuple(numbers.shape)} for {x.shape[axis]} channels.")
 
 
 def region_tensor(region: Region, source: fx.Node) -> Tensor | None:

@@ -38,6 +38,8 @@ from fxquant.graph.nodes import NOT_HELD, TensorInfo, held_value
 from fxquant.graph.op_mode import Op, OpMode
 from fxquant.graph.paths import find_module, get_attr
 from fxquant.graph.region import Region, origin_of, regions
+from fxquant.numerics.grid import Grid
+from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 
 LEAST_LIMIT = 2**30  # bytes of one tensor that any file may make
 FACTOR = 1024  # what a file of more bytes may make, per byte of the file and of its example inputs
@@ -129,10 +131,17 @@ class _Run:
             return self._by_values(node, args)
 
     def _check_read(self) -> None:
-        """Methods such as `unsqueeze_` give a tensor of the file another shape, which the next call would find."""
+        """What was checked of the file's tensors is to hold in the next call, too.
+
+        Methods such as `unsqueeze_` give them another shape; other writes give integer weights and grids other numbers.
+        """
         for node, before in self.read.items():
-            if (self.values[node].shape, self.values[node].stride()) != before:
-                raise ArchiveError(f"the graph gives {str(node.target)[:80]!r} another shape, in place.")
+            name, value = str(node.target), self.values[node]
+            if (value.shape, value.stride()) != before:
+                raise ArchiveError(f"the graph gives {name[:80]!r} another shape, in place.")
+            owner = find_module(self.region, name.rpartition(".")[0])
+            if value._version and isinstance(owner, (Grid, QuantizedWeight)):
+                raise ArchiveError(f"the graph writes to {name[:80]!r}, which is no state of a model.")
 
     def _by_values(self, node: fx.Node, args: tuple[object, ...]) -> object:
         """Return the result of a call that needs the values of its tensors."""
