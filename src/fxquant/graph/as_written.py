@@ -1,24 +1,27 @@
 """The user's code over the state of a region, for calls that its graph does not cover.
 
-Capture makes stock modules of parameters that code reads itself (`self.weight`), and conversion stores integers in
-them. The code gets the parameters back, in float.
+Capture makes stock modules of parameters that code reads itself (`self.weight`), and of modules of the user's that
+compute the same; conversion stores integers in them. The code gets its parameters and modules back, in float.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from fxquant.graph.origin import Origin
 
-def as_written(view: nn.Module, moved: Mapping[str, tuple[str, bool]]) -> nn.Module:
-    """Return a copy of a module of the user's class that has its moved parameters where its code reads them."""
-    if not moved:
+
+def as_written(view: nn.Module, origin: Origin) -> nn.Module:
+    """Return a copy of a module of the user's class that has its modules and parameters where its code reads them."""
+    if not origin.moved and not origin.classes:
         return view
     made = _shallow(view)
     copies: dict[str, nn.Module] = {"": made}
-    for old, (new, transposed) in moved.items():
+    for path, cls in origin.classes.items():
+        _restore(made, path, cls, copies)
+    for old, (new, transposed) in origin.moved.items():
         path, _, name = old.rpartition(".")
         holder, _, kept = new.rpartition(".")
         owner = _copied(made, path, copies)
@@ -26,6 +29,19 @@ def as_written(view: nn.Module, moved: Mapping[str, tuple[str, bool]]) -> nn.Mod
         owner._modules.pop(name, None)
         owner.__dict__[name] = value.t() if transposed and isinstance(value, Tensor) else value
     return made
+
+
+def _restore(root: nn.Module, path: str, cls: type[nn.Module], copies: dict[str, nn.Module]) -> None:
+    """Put a module of the user's class where a stock one stands, with its state and its plain attributes."""
+    above, _, name = path.rpartition(".")
+    stands = _copied(root, above, copies).get_submodule(name)
+    in_float = getattr(type(stands), "in_float", None)
+    stock: nn.Module = stands if in_float is None else in_float(stands)
+    if not type(stock).__module__.startswith("torch.nn"):
+        return  # a block that trains: it runs as the stock module does
+    restored = cls.__new__(cls)
+    restored.__dict__.update(_shallow(stock).__dict__)
+    copies[path] = copies[above]._modules[name] = restored
 
 
 def _copied(root: nn.Module, path: str, copies: dict[str, nn.Module]) -> nn.Module:

@@ -22,3 +22,4 @@ class Origin:
     flat: str = ""  # the child whose tensors count as the region's own: a stock module that is a region by itself
     order: int = 0  # ops of the same kind before it in the module around it, for such a child
     moved: Mapping[str, tuple[str, bool]] = field(default_factory=dict)  # name in the float model -> (ours, transposed)
+    classes: Mapping[str, type[nn.Module]] = field(default_factory=dict)  # of the user's, where stock modules stand now

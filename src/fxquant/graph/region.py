@@ -156,7 +156,7 @@ class Region(fx.GraphModule):
         if not self._region.origin.path:
             raise error
         try:
-            result = as_written(self._self, self._region.origin.moved)(*args, **kwargs)
+            result = as_written(self._self, self._region.origin)(*args, **kwargs)
         except Exception:
             # the code needs something that the graph took over, or takes no such call itself
             raise error from None

@@ -53,6 +53,7 @@ class _Lifter:
         self.placed: dict[str, tuple[Stock, Tensors]] = {}  # path -> what was put there
         self.moved: dict[str, str] = {}  # old path of a parameter -> new one
         self.renamed: dict[str, tuple[str, bool]] = {}  # the same for state dicts: (new path, transposed)
+        self.classes: dict[str, type[nn.Module]] = {}  # of modules that a stock one was put in the place of
         self.shared: set[str] = set()  # paths of bare parameters that a new module holds as well
         self.made: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}  # by the id of a buffer or plain tensor
         self.originals = dict(region.named_modules(remove_duplicate=False))
@@ -243,6 +244,8 @@ class _Lifter:
         if module is not source:
             for place in [p for p, m in self.originals.items() if m is source and source is not None] or [path]:
                 set_submodule(self.region, place, module)
+                if source is not None and type(source) is not type(module):
+                    self.classes[place] = type(source)
         if source is None:
             self._set_mode(path)
             self.shared.update(str(n.target) for n in stock.tensors.values() if n is not None)
@@ -289,7 +292,7 @@ class _Lifter:
                         self.region.graph.erase_node(user)
         self._drop_unread()
         moved = {old: place for old, place in self.renamed.items() if place[1] or self._is_gone(old)}
-        set_origin(self.region, replace(origin_of(self.region), moved=moved))
+        set_origin(self.region, replace(origin_of(self.region), moved=moved, classes=self.classes))
 
     def _is_gone(self, path: str) -> bool:
         try:

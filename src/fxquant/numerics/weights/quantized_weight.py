@@ -141,12 +141,16 @@ class QuantizedWeight(CheckedState):
             return None if bias is None or zero is None else (bias.to(torch.float32) - zero) * scale
         return bias if name == "bias" else getattr(self, name)
 
-    def forward(self, *args: object, **kwargs: object) -> Any:
+    def in_float(self) -> nn.Module:
+        """Return the module that stood here, on the float values of the integers."""
         # not by torch.func.functional_call, which refuses to be traced
         module, given = copy.copy(self.shell), self.shell._parameters
         module.__dict__["_parameters"] = {name: None for name, tensor in given.items() if tensor is None}
         module.__dict__.update({name: self.dequantized(name) for name, tensor in given.items() if tensor is not None})
-        return module(*args, **kwargs)
+        return module
+
+    def forward(self, *args: object, **kwargs: object) -> Any:
+        return self.in_float()(*args, **kwargs)
 
     def extra_repr(self) -> str:
         return f"{self.kind}, {self.weight_shape}, {self.spec}"
