@@ -332,3 +332,26 @@ def test_files_know_of_no_engine(tmp_path: Path) -> None:
     }
     assert len(files) == 1
     assert engine_of(fq.load(tmp_path / "m.fq")) == default_engine().name
+
+
+class Experts(nn.Module):
+    """Rows in the order of their experts, one product for all of them, as transformers computes a mixture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.weights = nn.Linear(8, 4), nn.Parameter(torch.randn(4, 8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        expert, order = torch.sort(self.router(x).argmax(-1))
+        ends = torch.cumsum(torch.histc(expert.float(), bins=4, min=0, max=3), 0, dtype=torch.int32)
+        return torch.zeros_like(x).index_copy(0, order, torch._grouped_mm(x[order], self.weights, offs=ends))
+
+
+@torch.no_grad()
+def test_a_mixture_of_experts_is_saved(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 8)
+    quantized = fq.quantize(Experts().eval(), [(x,)], engine="onednn")
+    fq.save(quantized, tmp_path / "experts.fq")
+    for rows in (x, torch.randn(6, 8)):
+        assert torch.equal(fq.load(tmp_path / "experts.fq", engine="onednn")(rows), quantized(rows))

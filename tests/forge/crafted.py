@@ -171,6 +171,7 @@ def _numbers() -> Iterator[tuple[str, str, Change]]:
         yield f"pad {size}", "conv", call("call_function", "torch.nn.functional.pad", X, ["list", 0, size])
         yield f"interpolate {size}", "conv", call("call_function", "torch.nn.functional.interpolate", X, size)
         yield f"tensor_split {size}", "conv", call("call_function", "torch.tensor_split", X, size)
+        yield f"histc {size}", "conv", call("call_function", "torch.histc", X, size)
         yield f"list times {size}", "conv", call("call_function", "operator.mul", ["list", 1], size)
         yield f"aten full {size}", "conv", call("call_function", "torch.ops.aten.full.default", ["list", size, size], 1)
         yield f"power {size}", "conv", call("call_function", "operator.pow", 9, size)

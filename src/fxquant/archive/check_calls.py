@@ -27,7 +27,7 @@ SIZING = frozenset(
         *("ones", "rand", "randint", "randn", "randperm", "tril_indices", "triu_indices", "zeros", "expand", "repeat"),
         *("broadcast_to", "tile", "pad", "constant_pad_nd", "interpolate", "upsample", "one_hot", "repeat_interleave"),
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d"),
-        *("adaptive_max_pool2d", "adaptive_max_pool3d", "fold", "affine_grid", "diag_embed"),
+        *("adaptive_max_pool2d", "adaptive_max_pool3d", "fold", "affine_grid", "diag_embed", "histc"),
     )
 )
 _PARTS = {"unbind": 1, "split": 2, "chunk": 2, "tensor_split": 2, "hsplit": 2, "vsplit": 2, "dsplit": 2}

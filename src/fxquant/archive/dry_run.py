@@ -217,11 +217,20 @@ class _Sizes(OpMode):
         self.limit = limit
 
     def run_op(self, op: Op, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        made = op(*args, **kwargs)
+        # torch's own shape function of grouped products takes bfloat16 alone; the kernel for the CPU takes others, too
+        made = _grouped(*args, **kwargs) if op is torch.ops.aten._grouped_mm.default else op(*args, **kwargs)
         for leaf in tree_leaves(made):
             if isinstance(leaf, Tensor):
                 check_size(leaf, self.limit)
         return made
+
+
+def _grouped(x: Any, y: Any, offs: Any = None, bias: object = None, out_dtype: Any = None) -> Tensor:
+    """Return a tensor of the shape of a grouped product: groups of rows, of columns, or of the summed dimension."""
+    if x.shape[-1] != y.shape[-2] or (offs is None) != (x.dim() == y.dim() == 3):
+        raise RuntimeError(f"no grouped product of {tuple(x.shape)} and {tuple(y.shape)}")
+    groups = (offs.shape[0],) if x.dim() == y.dim() == 2 else (x.shape[0],) if x.dim() == y.dim() else ()
+    return x.new_empty((*groups, x.shape[-2], y.shape[-1]), dtype=out_dtype or x.dtype)  # type: ignore[no-any-return]
 
 
 _Value = TypeVar("_Value")

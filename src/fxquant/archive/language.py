@@ -52,7 +52,7 @@ _REDUCTIONS = """
     all allclose amax amin aminmax any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum diff dist
     equal kthvalue logcumsumexp logsumexp max mean median min mode msort nanmean nanmedian nanquantile nansum norm
     frobenius_norm prod quantile renorm sort std std_mean sum sum_to_size topk trace trapezoid trapz var var_mean
-    linalg_norm linalg_vector_norm linalg_matrix_norm cosine_similarity pairwise_distance normalize cov corrcoef
+    linalg_norm linalg_vector_norm linalg_matrix_norm cosine_similarity pairwise_distance normalize cov corrcoef histc
 """
 _PRODUCTS = """
     addbmm addmm addmv addr baddbmm bilinear bmm chain_matmul cross dot einsum ger inner kron linear matmul mm mv
@@ -62,7 +62,7 @@ _PRODUCTS = """
     linalg_matrix_power linalg_multi_dot linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_svd linalg_vecdot
     linalg_eigh inverse det logdet slogdet matrix_exp linalg_matrix_exp stft istft fft_fft fft_ifft fft_rfft
     fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_fftshift
-    fft_ifftshift fft_hfft fft_ihfft
+    fft_ifftshift fft_hfft fft_ihfft grouped_mm _grouped_mm
 """
 _MOVES = """
     adjoint alias alias_copy argwhere atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors broadcast_to cat
@@ -151,7 +151,7 @@ def functions() -> dict[str, Callable[..., object]]:
     named += [function for function in inner if function is not None]
     named += [getattr(operator, word) for word in _OPERATORS.split()]
     named += [getattr(math, word) for word in _MATH.split()]
-    for function in (*named, *_BUILTINS, torch._assert):
+    for function in (*named, *_BUILTINS, torch._assert, torch._grouped_mm):
         found.setdefault(function_name(function), function)
     return found
 
