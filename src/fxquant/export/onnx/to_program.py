@@ -9,12 +9,19 @@ import importlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.export import ExportedProgram
 
 Translations = Mapping[Callable[..., object], Callable[..., object]]
+
+
+class _Registry(Protocol):
+    """What torch.onnx translates by."""
+
+    functions: dict[object, list[Any]]
+
 
 # held while torch calls a function of ours in place of its own
 _listing, _decomposing = threading.Lock(), threading.Lock()
@@ -55,7 +62,7 @@ def _decomposed_if_needed() -> contextlib.AbstractContextManager[None]:
     """
 
     def when_needed(decompose: Callable[..., ExportedProgram]) -> Callable[..., ExportedProgram]:
-        def take(program: ExportedProgram, registry: Any) -> ExportedProgram:
+        def take(program: ExportedProgram, registry: _Registry) -> ExportedProgram:
             return program if _is_translated(program, registry) else decompose(program, registry)
 
         return take
@@ -72,7 +79,7 @@ def _write_means(program: ExportedProgram) -> None:
             node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
 
 
-def _is_translated(program: ExportedProgram, registry: Any) -> bool:
+def _is_translated(program: ExportedProgram, registry: _Registry) -> bool:
     """Tell whether each op has a translation, and none writes into a tensor or calls a graph inside of this one."""
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     if any(isinstance(module, torch.fx.GraphModule) for module in program.graph_module.children()):
@@ -81,12 +88,12 @@ def _is_translated(program: ExportedProgram, registry: Any) -> bool:
     return all(node.target in known and not _writes(node.target) for node in calls)
 
 
-def _writes(target: Any) -> bool:
+def _writes(target: object) -> bool:
     return bool(getattr(getattr(target, "_schema", None), "is_mutable", False))
 
 
 @contextlib.contextmanager
-def _replaced(module: str, name: str, by: Callable[[Any], Any], lock: threading.Lock) -> Iterator[None]:
+def _replaced(module: str, name: str, by: Callable[..., object], lock: threading.Lock) -> Iterator[None]:
     """Have torch call `by(function)` for a function of its own; as it is where torch has none, or in another thread."""
     place: Any = importlib.import_module(module)
     own = getattr(place, name, None)
