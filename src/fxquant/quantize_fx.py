@@ -58,6 +58,7 @@ from fxquant.engines.table import REFERENCE, as_engine, targets_of_engines
 from fxquant.errors import ConfigError, StageError
 from fxquant.flows.decide import decide, decide_for_training, watch_for
 from fxquant.flows.pipelines import FREEZE, FUSE, PREPARE, PREPARE_QAT
+from fxquant.graph.check_model import warn_of_dtype
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
 from fxquant.graph.first_call import Prepare, Waiting, waiting, waiting_converted
@@ -272,6 +273,7 @@ def _prepare(
         check_rules(own)
     if isinstance(prepared, Region):
         set_origin(prepared, replace(origin_of(prepared), num_inputs=len(args)))
+    warn_of_dtype(model, stacklevel=4)
     account = explain(decided)
     log.info("prepared %s: %s", type(model).__name__, account.summary())
     if not any(row.status != "float" for row in account):

@@ -44,3 +44,12 @@ def test_parameters_without_a_shape(prepare: Callable[..., object]) -> None:
     lazy = nn.Sequential(nn.LazyLinear(4)).train(prepare is fq.prepare_qat_fx)
     with pytest.raises(fq.CaptureError, match=r"'0.weight' has no shape yet .* Call the model once"):
         prepare(lazy, [torch.randn(2, 8)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_model_in_another_dtype_is_told_of(dtype: torch.dtype, recwarn: pytest.WarningsRecorder) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval(), torch.randn(3, 4)
+    fq.prepare_fx(model, fq.default_qconfig, (x,))
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=rf"Sequential computes in {dtype}.* Quantize model.float\(\)"):
+        fq.prepare_fx(model.to(dtype), fq.default_qconfig, (x.to(dtype),))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -42,3 +45,15 @@ def refuse_meta(model: nn.Module, caller: str) -> None:
                 f"{caller} got a model whose {name!r} is on the meta device, without numbers. Load its weights first: "
                 'model.to_empty(device="cpu"), then model.load_state_dict(...).'
             )
+
+
+def warn_of_dtype(model: nn.Module, *, stacklevel: int) -> None:
+    """Tell of a model that computes in another dtype than float32: weights become integers there, and nothing else."""
+    found = {each.dtype for each in model.parameters() if each.is_floating_point() and each.dim() > 1}
+    if found and torch.float32 not in found:
+        dtype = next(iter(found))
+        warnings.warn(
+            f"{type(model).__name__} computes in {dtype}, for which there are no int8 kernels: its weights will "
+            f"be int8, its ops stay in {dtype}. Quantize model.float() on float32 data; the result may be moved.",
+            stacklevel=stacklevel + 1,
+        )
