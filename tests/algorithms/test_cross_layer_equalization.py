@@ -122,6 +122,17 @@ def test_the_float_function_stays_and_powers_of_two_lose_less(name: str) -> None
     torch.testing.assert_close(float_form(prepared)(DATA[0]), model(DATA[0]), rtol=1e-3, atol=1e-3)
 
 
+def test_a_clip_stays_where_it_is_on_other_data_unless_weights_have_few_bits() -> None:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 12, 3, padding=1), nn.ReLU6(), nn.Conv2d(12, 12, 3, padding=1, groups=12), nn.ReLU6())
+    model = nn.Sequential(*layers, nn.Conv2d(12, 4, 1)).eval()
+    prepared = fq.prepare_fx(model, {"": fq.get_default_qconfig("npu")}, (TEST,), target="npu", algorithms=CLE[:1])
+    fq.calibrate(prepared, [batch / 4 for batch in DATA])  # what reaches the clip later is far below it
+    torch.testing.assert_close(float_form(prepared)(8 * TEST), model(8 * TEST), rtol=1e-3, atol=1e-3)
+    reasons = {row.path: row.reason for row in fq.explain(fq.convert_fx(prepared, engine="reference"))}
+    assert "not equalized: data that calibration has not seen" in reasons["0"]
+
+
 def test_the_decisions_say_what_was_done_and_why_not() -> None:
     made = fq.quantize(residual(), DATA, target="npu", algorithms=CLE, engine="reference", precision="int8")
     reasons = {row.path: row.reason for row in fq.explain(made) if row.is_weighted}

@@ -3,9 +3,10 @@
     s_c = sqrt(r2_c / max(r1_c, a_c))      r1: rows of the first weight, a: the channel itself, r2: the second's columns
 
 each beside the largest of its kind (Nagel et al., 2019). Chains of weights are gone through until factors are close to
-1. What goes through relus is the same function as before. A clip at six is left where channels reach it in calibration:
-those keep their factor, and the others stay below it. With powers of two, what depthwise convolutions take goes half of
-the way.
+1. What goes through relus is the same function as before. Behind a clip at six it is so on calibration data alone:
+other data bring channels to it that were silent there. So these are left, unless half of the channels have less than
+four bits without: then those that reach the clip keep their factor, and the others stay below it. With powers of two,
+what depthwise convolutions take goes half of the way.
 
 Then bias absorption: a channel that never falls to zero before its relu is shifted down by its least value, and the
 next bias takes the shift: its range gets smaller.
@@ -39,6 +40,7 @@ _ROUNDS, _DONE = 20, 0.01  # rounds over all groups, and the greatest log of a f
 _MOST = 64.0  # a factor in one direction
 _LEAST = 1e-3  # of the largest: what a smaller range counts as
 _BELOW = 0.9  # of a clip: where channels that do not reach it may be scaled to
+_FEW = 1 / 16  # of the largest: half of the channels of a weight below that are reason enough to scale behind a clip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +70,8 @@ class CrossLayerEqualization(Algorithm):
         for node in set(gated).intersection(ranges):  # what is far below zero comes to nothing behind the gate
             ranges[node] = ranges[node][0].clamp_min(-FLAT), ranges[node][1]
         open_ = [group for group in groups if self._is_open(group, ranges)]
-        factors = _equalize(region, open_, ranges)
+        scaled = [group for group in open_ if _may_scale(region, group)]
+        factors = _equalize(region, open_, ranges, scaled)
         powers = any(_is_pow2(node) for group in open_ for node in group.makers)
         for group in open_:
             if any(map(is_gate, group.takers)):
@@ -85,7 +88,7 @@ class CrossLayerEqualization(Algorithm):
                 changed |= group.changed
                 partners = ", ".join(str(node.target) for node in group.takers)
                 remark(group.makers[0], f"channels equalized with {partners}, by {_span(total)}")
-            if self.absorb_bias and _shift(region, group, ranges, total):
+            if self.absorb_bias and any(group is each for each in scaled) and _shift(region, group, ranges, total):
                 changed |= group.changed
         look_again(region, changed)
 
@@ -102,18 +105,36 @@ class CrossLayerEqualization(Algorithm):
         return not reason
 
 
+def _may_scale(region: Region, group: ChannelGroup) -> bool:
+    """Tell whether channels may have factors of their own: no clip is behind, or a weight has few bits without."""
+    if math.isinf(_clip_of(group)):
+        return True
+    takers = [node for node in group.takers if not is_gate(node)]
+    sides = (rows_of(region, group.makers), columns_of(region, group, takers))
+    few = any(bool(_beside_largest(side).median() < _FEW) for side in sides if side.dim())
+    if not few:
+        remark(group.makers[0], "channels not equalized: data that calibration has not seen may reach the clip behind")
+    return few
+
+
+def _clip_of(group: ChannelGroup) -> float:
+    return min(group.clips.values(), default=math.inf)
+
+
 def _is_pow2(node: fx.Node) -> bool:
     choice = choice_of(node)
     weight = choice.qconfig.weight if choice is not None and choice.qconfig is not None else None
     return isinstance(weight, Spec) and weight.scale == "pow2"
 
 
-def _equalize(region: Region, groups: list[ChannelGroup], ranges: Ranges) -> dict[int, Tensor]:
-    """Scale all groups in turn until nothing moves; gives the product of the factors of each."""
+def _equalize(
+    region: Region, groups: list[ChannelGroup], ranges: Ranges, scaled: list[ChannelGroup]
+) -> dict[int, Tensor]:
+    """Scale those of the groups in turn until nothing moves; gives the product of the factors of each group."""
     totals = {id(group): torch.ones(group.channels) for group in groups}
     for _ in range(_ROUNDS):
         moved = 0.0
-        for group in groups:
+        for group in scaled:
             total = totals[id(group)]
             factors = _factors(region, group, ranges, total)
             scale_group(region, group, factors)
@@ -154,7 +175,7 @@ def _whole(region: Region, group: ChannelGroup, total: Tensor) -> Tensor:
 def _factors(region: Region, group: ChannelGroup, ranges: Ranges, total: Tensor) -> Tensor:
     """Return what the channels of a group, as they are now, are multiplied with next."""
     highs = torch.stack([ranges[node][1] for node in group.makers]).amax(0)
-    clip = min(group.clips.values(), default=math.inf)
+    clip = _clip_of(group)
     channel = _beside_largest(largest_of(group, ranges) * total)
     takers = [node for node in group.takers if not is_gate(node)]
     rows, columns = (
@@ -186,7 +207,7 @@ def _shift(region: Region, group: ChannelGroup, ranges: Ranges, total: Tensor) -
     if padded or not {"relu", "clamp"}.issuperset(group.between) or not group.between:
         return False
     low, high = (end * total for end in ranges[maker])
-    clip = min(group.clips.values(), default=math.inf)
+    clip = _clip_of(group)
     shift = torch.where(high < clip, low.clamp_min(0), 0.0)
     worth = shift > 0.05 * high
     if not bool(worth.any()):
