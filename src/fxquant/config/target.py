@@ -17,7 +17,7 @@ from fxquant.ops.table import OPS
 SPLITTABLE = frozenset(("silu", "hardswish"))
 REWRITES = (  # passes of these names, in this order
     *("silu_to_hardswish", "sigmoid_to_hardsigmoid", "round_leaky_slopes", "batch_norm_to_conv", "split_to_slice"),
-    *("mean_to_pool", "split_pools", "scale_average_pools", "attention_to_products"),
+    *("mean_to_pool", "split_pools", "scale_average_pools"),
 )
 BIASES = ("float", "int32", "int16", "int8")
 _ANY = Kernel()

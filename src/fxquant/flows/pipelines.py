@@ -14,7 +14,6 @@ from __future__ import annotations
 from fxquant.graph.run_passes import Pipeline
 from fxquant.passes.amend import amend_choices, amend_grids
 from fxquant.passes.annotate import annotate
-from fxquant.passes.attention_to_products import attention_to_products
 from fxquant.passes.batch_norm_to_conv import batch_norm_to_conv
 from fxquant.passes.choose import choose, see_ops
 from fxquant.passes.convert import convert
@@ -53,7 +52,6 @@ HARDWARE: Pipeline = (  # those that the target asks for
     mean_to_pool,
     split_pools,
     scale_average_pools,
-    attention_to_products,
 )
 FUSE: Pipeline = (
     hoist_dim,

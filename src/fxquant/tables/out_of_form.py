@@ -65,5 +65,4 @@ _FORMS: Mapping[str, tuple[tuple[str, ...], _Look]] = {
     "batch_norm_to_conv": (("batch_norm",), _picture),
     "mean_to_pool": (("mean",), _mean),
     "split_to_slice": (("split",), _split),
-    "attention_to_products": (("attention",), _is_there),
 }

@@ -63,7 +63,7 @@ def xint8() -> Target:
         residual=frozenset(),
         share=_POOLS,
         split=frozenset(("silu", "hardswish")),
-        rewrites=frozenset(REWRITES) - _HARD - {"attention_to_products"},  # it has no product of two activations
+        rewrites=frozenset(REWRITES) - _HARD,
         kernels=dict.fromkeys(("avg_pool", "adaptive_avg_pool"), Kernel(window=512)),
         activations=dataclasses.replace(_POW2, bits=(8,), rounding="half_up"),
         weights=dataclasses.replace(_POW2, bits=(8,)),
