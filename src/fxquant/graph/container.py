@@ -20,6 +20,7 @@ _WRITES = (
     *("__setitem__", "__delitem__", "__iadd__", "__imul__"),
     *("append", "extend", "insert", "pop", "clear", "update"),
 )
+_OF_GRAPHS = ("forward", "_wrapped_call")  # what fx gives the class of each graph module, and a region has its own of
 _STOCK = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 Own = Callable[[Any, str], bool]
@@ -30,7 +31,8 @@ def lend_methods(cls: type, user_class: type[nn.Module], own: Own) -> None:
 
     `own` tells our children. Code that asks for `type(model)._sample` finds it there as on the float model.
     """
-    ours = {name for base in cls.__mro__ for name in base.__dict__}  # looked at, not asked for: `forward` is made then
+    # looked at, not asked for: a region makes its `forward` then
+    ours = {*_OF_GRAPHS, *(name for base in cls.__mro__ for name in base.__dict__)}
     for name, attribute in _attributes(user_class).items():
         if name not in ours:
             setattr(cls, name, attribute)
