@@ -28,7 +28,7 @@ def may_divide_by(region: Region, context: Context, node: fx.Node) -> bool:
                 continue
             if op is None and quantizer_of(region, user) is None:
                 return True
-            if op is not None and op.kind == "div" and argument(user, op, 1) is source:
+            if op is not None and op.divides and argument(user, op, 1) is source:
                 return True
             seen.add(user)
             left.append(user)

@@ -46,7 +46,8 @@ class Op:
     Behaviour. `range` is that of the output, where it is known beforehand. `is_view`: the result may be a view of the
     input; `may_be_input`: it may be the input itself. `moves`: values are moved and nothing is computed, so it runs on
     integers as they are. `keeps_rank`: the result has as many dimensions as the input. `noop`: does nothing at
-    inference; `random`: draws numbers in training. `adds`: is the sum of its two operands; `multiplies`: their product.
+    inference; `random`: draws numbers in training. `adds`: is the sum of its two operands; `multiplies`: their product;
+    `divides`: the first by the second.
     `keeps_factor`: a positive factor of a channel passes through it, where `unless` gives no reason; `clips`: cuts
     values off at bounds; `averages`: is a mean over axes. `window`: a pool averages one that is "given", or "parts" of
     a picture. `pools`: a lookup that makes one row of several. `is_norm`: owns statistics, or parameters also where it
@@ -81,6 +82,7 @@ class Op:
     random: bool = False
     adds: bool = False
     multiplies: bool = False
+    divides: bool = False
     keeps_factor: bool = False
     clips: bool = False
     averages: bool = False

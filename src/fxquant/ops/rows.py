@@ -222,6 +222,7 @@ def own_range() -> Iterable[Op]:
             },
             adds=kind == "add",
             multiplies=kind == "mul",
+            divides=kind == "div",
             unless=div_reason if kind == "div" else None,
         )
     yield Op(
