@@ -56,7 +56,8 @@ _SKIPPED = (
 def dry_run(tree: nn.Module, file_bytes: int) -> None:
     """Raise an ArchiveError that names the first node that cannot run, or makes more than the file gives reason for."""
     found = list(regions(tree))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    # tensors made in inference mode do not count what is written to them
+    with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
         for path, region in reversed(found):  # those inside first: a graph that calls them runs them as they are
             _Run(path, region, file_bytes).run()
 
