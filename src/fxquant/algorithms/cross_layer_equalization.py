@@ -109,12 +109,17 @@ def _may_scale(region: Region, group: ChannelGroup) -> bool:
     """Tell whether channels may have factors of their own: no clip is behind, or a weight has few bits without."""
     if math.isinf(_clip_of(group)):
         return True
-    takers = [node for node in group.takers if not is_gate(node)]
-    sides = (rows_of(region, group.makers), columns_of(region, group, takers))
-    few = any(bool(_beside_largest(side).median() < _FEW) for side in sides if side.dim())
+    few = any(bool(_beside_largest(side).median() < _FEW) for side in _sides(region, group) if side.dim())
     if not few:
         remark(group.makers[0], "channels not equalized: data that calibration has not seen may reach the clip behind")
     return few
+
+
+def _sides(region: Region, group: ChannelGroup) -> tuple[Tensor, Tensor]:
+    """Return the largest weight of each channel on both sides: rows of the makers, and columns of what takes it."""
+    takers = [node for node in group.takers if not is_gate(node)]
+    sides = rows_of(region, group.makers), columns_of(region, group, takers)
+    return sides[0].cpu().float(), sides[1].cpu().float()
 
 
 def _clip_of(group: ChannelGroup) -> float:
@@ -177,10 +182,7 @@ def _factors(region: Region, group: ChannelGroup, ranges: Ranges, total: Tensor)
     highs = torch.stack([ranges[node][1] for node in group.makers]).amax(0)
     clip = _clip_of(group)
     channel = _beside_largest(largest_of(group, ranges) * total)
-    takers = [node for node in group.takers if not is_gate(node)]
-    rows, columns = (
-        found.cpu().float() for found in (rows_of(region, group.makers), columns_of(region, group, takers))
-    )
+    rows, columns = _sides(region, group)
     before = torch.maximum(channel, _beside_largest(rows)) if rows.dim() else channel
     after = _beside_largest(columns)
     # what is hardly there in calibration is not made much of
