@@ -10,8 +10,8 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Mapping
-from types import FrameType
+from collections.abc import Iterator, Mapping
+from types import FrameType, TracebackType
 
 import torch
 from torch import fx, nn
@@ -86,19 +86,29 @@ def locate(error: BaseException, root: nn.Module) -> tuple[str, str]:
 
     Where no line is known it is that of the root's forward.
     """
-    paths = {id(module): path for path, module in root.named_modules()}
     line, module, path = "", "", ""
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
+    for call, owner, at in calls_of(error, root):
+        code = call.tb_frame.f_code
         if is_users(code.co_filename):
-            line = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
-            owner = trace.tb_frame.f_locals.get("self")
-            if id(owner) in paths:
-                path = paths[id(owner)]
-                module = f" of module {path!r} ({type(owner).__name__})" if path else f" of {type(owner).__name__}"
-        trace = trace.tb_next
+            line = f"{code.co_filename}:{call.tb_lineno} in {code.co_name}"
+            if owner is not None:
+                path, name = at, type(owner).__name__
+                module = f" of module {path!r} ({name})" if path else f" of {name}"
     return line + module if line else forward_line(root), path
+
+
+def calls_of(error: BaseException, root: nn.Module) -> Iterator[tuple[TracebackType, nn.Module | None, str]]:
+    """Yield the calls that an exception went through, outermost first, each with its module of the root, and its path.
+
+    A call that is no method of such a module comes with None and an empty path.
+    """
+    paths = {id(module): path for path, module in root.named_modules()}
+    call = error.__traceback__
+    while call is not None:
+        owner = call.tb_frame.f_locals.get("self")
+        known = id(owner) in paths
+        yield call, owner if known else None, paths[id(owner)] if known else ""
+        call = call.tb_next
 
 
 def forward_line(root: nn.Module) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 
 from torch import Tensor, fx, nn
 
-from fxquant.capture.source_lines import reason_in_graph
+from fxquant.capture.source_lines import calls_of, reason_in_graph
 from fxquant.errors import CalibrationError, FxQuantError
 
 
@@ -21,7 +20,7 @@ def naming_batch(number: int, batch: object, model: nn.Module) -> Iterator[None]
         raise
     except Exception as error:
         raise CalibrationError(
-            f"batch {number}, {_shapes(batch)}, fails{_module(error.__traceback__, model)}: {_message(error)} "
+            f"batch {number}, {_shapes(batch)}, fails{_module(error, model)}: {_message(error)} "
             "Give batches that the float model takes, with the shapes and dtypes of its example inputs."
         ) from error
 
@@ -36,18 +35,15 @@ def _shapes(batch: object) -> str:
     return f"{'an' if type(batch).__name__[0] in 'aeio' else 'a'} {type(batch).__name__}"
 
 
-def _module(trace: TracebackType | None, model: nn.Module) -> str:
+def _module(error: Exception, model: nn.Module) -> str:
     """Return " at module 'x.y' (Class)" for the innermost module, or call of a graph, that the error went through."""
-    paths = {id(module): path for path, module in model.named_modules()}
     found = ""
-    while trace is not None:
-        known = trace.tb_frame.f_locals
-        module, node = known.get("self"), known.get("n")
+    for call, module, path in calls_of(error, model):
+        node = call.tb_frame.f_locals.get("n")
         if isinstance(node, fx.Node) and node.op != "call_module":
             found = f" at {node.name!r}"
-        elif isinstance(module, nn.Module) and paths.get(id(module)):
-            found = f" at module {paths[id(module)]!r} ({module.__class__.__name__})"
-        trace = trace.tb_next
+        elif path:
+            found = f" at module {path!r} ({module.__class__.__name__})"
     return found
 
 
