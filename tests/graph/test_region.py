@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
+from fxquant.graph.late_code import outdate
 from fxquant.graph.lowering import reference_graph, unlower
 from fxquant.graph.region import (
     Region,
@@ -23,7 +24,6 @@ from fxquant.graph.region import (
     lowering_of,
     make_code,
     origin_of,
-    outdate,
     preparation_of,
     runner_of,
     stage_of,

@@ -34,6 +34,7 @@ from fxquant.graph.container import lend_methods
 from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
 from fxquant.graph.float_dtype import own_dtype, split_move
 from fxquant.graph.interpret import PlainInterpreter, interpret
+from fxquant.graph.late_code import CODE, is_outdated, outdate
 from fxquant.graph.origin import Origin
 from fxquant.graph.paths import find_module
 from fxquant.graph.preparation import Preparation
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fxquant")
 
-_CODE = ("_code", "_lineno_map", "_prologue_start")  # what GraphModule.recompile keeps beside `forward`
 # what nn.Module and GraphModule keep in __dict__ for themselves; everything else there is the user's
 OWN_KEYS = frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__) | {"_region"}
 
@@ -90,7 +90,7 @@ class Region(fx.GraphModule):
             parts = self.__dict__.get("_region")
             if parts is None:
                 raise
-            if name in _CODE and _is_outdated(self):
+            if name in CODE and is_outdated(self):
                 self.recompile()
                 return getattr(self, name)
             origin: Origin = parts.origin
@@ -245,35 +245,13 @@ class Region(fx.GraphModule):
 
     def _plain_state(self) -> dict[str, object]:
         # a forward on the instance is there while hooks are (engines/hooks.py)
-        dropped = ("forward", "_graph", *_CODE, "_tracer_cls", "_tracer_extras", "shape_env")
+        dropped = ("forward", "_graph", *CODE, "_tracer_cls", "_tracer_extras", "shape_env")
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
-
-
-def outdate(region: Region) -> None:
-    """Say that the graph was changed: code is made of it when somebody asks, which may be after further changes."""
-    for key in _CODE:
-        region.__dict__.pop(key, None)
-    type(region).forward = _Outdated(region)  # type: ignore[assignment]
-
-
-def _is_outdated(region: Region) -> bool:
-    return isinstance(type(region).__dict__.get("forward"), _Outdated)
 
 
 def _take(region: Region, graph: fx.Graph) -> None:
     region._graph, graph.owning_module = graph, region
     outdate(region)
-
-
-class _Outdated:
-    """Stands for the `forward` of a region until somebody asks for it."""
-
-    def __init__(self, region: Region) -> None:
-        self.region = region
-
-    def __get__(self, instance: Region | None, owner: type) -> Any:
-        self.region.recompile()
-        return type(self.region).__dict__["forward"].__get__(instance, owner)
 
 
 def _seen_by_tracers(forward: Callable[..., object]) -> Callable[..., object]:
@@ -327,13 +305,13 @@ def _rebuild(state: dict[str, object], graph: fx.Graph, like: Region | None = No
     if like is None:
         region.graph = graph
         return region
-    if _is_outdated(like):
+    if is_outdated(like):
         _take(region, graph)
         return region
     region.recompile()  # of the empty graph: it gives a class what fx gives it besides `forward`
     region._graph, graph.owning_module = graph, region
     type(region).forward = type(like).forward
-    region.__dict__.update({key: like.__dict__[key] for key in _CODE if key in like.__dict__})
+    region.__dict__.update({key: like.__dict__[key] for key in CODE if key in like.__dict__})
     return region
 
 
@@ -411,7 +389,7 @@ def regions(model: nn.Module) -> Iterator[tuple[str, Region]]:
 def make_code(model: nn.Module) -> None:
     """Make the code that is not made yet: compilers look for it in the class, where Python would ask for it."""
     for _, region in regions(model):
-        if _is_outdated(region):
+        if is_outdated(region):
             region.recompile()
 
 

@@ -15,7 +15,8 @@ from torch import nn
 from fxquant.errors import VerifyError
 from fxquant.graph.context import Context
 from fxquant.graph.invariants import Known, verify
-from fxquant.graph.region import Region, outdate, regions
+from fxquant.graph.late_code import outdate
+from fxquant.graph.region import Region, regions
 from fxquant.graph.remembered import forgotten
 
 Pass = Callable[[Region, Context], None]

@@ -8,7 +8,8 @@ import sys
 import torch
 from torch import fx, nn
 
-from fxquant.graph.region import Region, outdate
+from fxquant.graph.late_code import outdate
+from fxquant.graph.region import Region
 
 _ATEN = torch.ops.aten
 _CHECKS = ("_assert", "_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")

@@ -16,7 +16,8 @@ from fxquant.capture.exported.export import Exported
 from fxquant.capture.recording import Recording
 from fxquant.capture.run_untraced import difference, evaluating, trying
 from fxquant.graph.clone_tree import clone_tree
-from fxquant.graph.region import Region, outdate
+from fxquant.graph.late_code import outdate
+from fxquant.graph.region import Region
 
 
 def probe_ones(recording: Recording, region: Region, exported: Exported) -> None:

@@ -1,0 +1,32 @@
+"""Code of a graph module that is made when somebody asks for it: passes change a graph far more often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+CODE = ("_code", "_lineno_map", "_prologue_start")  # what GraphModule.recompile keeps beside `forward`
+
+
+def outdate(module: fx.GraphModule) -> None:
+    """Say that the graph was changed: code is made of it at the first call, which may be after further changes."""
+    for key in CODE:
+        module.__dict__.pop(key, None)
+    type(module).forward = _Outdated(module)  # type: ignore[assignment]  # of a class that this instance alone has
+
+
+def is_outdated(module: fx.GraphModule) -> bool:
+    """Tell whether the code of a graph is still to be made."""
+    return isinstance(type(module).__dict__.get("forward"), _Outdated)
+
+
+class _Outdated:
+    """Stands for the `forward` of a graph module until somebody asks for it."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+
+    def __get__(self, instance: fx.GraphModule | None, owner: type) -> Any:
+        self.module.recompile()
+        return type(self.module).__dict__["forward"].__get__(instance, owner)
