@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -109,3 +111,13 @@ def test_a_bar_does_not_take_more_batches_than_asked_for() -> None:
     prepared = fq.prepare_fx(net(), fq.default_qconfig, (torch.randn(2, 4),))
     fq.calibrate(prepared, (taken.append(1) or torch.randn(2, 4) for _ in range(5)), num_batches=2, progress=True)
     assert len(taken) <= 3
+
+
+@pytest.mark.parametrize("call", [fq.quantize, fq.tune], ids=lambda call: call.__name__)
+def test_arguments_for_others_are_named_and_others_refused(call: Callable[..., object]) -> None:
+    shown, taken = inspect.signature(call).parameters, inspect.signature(fq.prepare_fx).parameters
+    for name in ("method", "sizes", "strict", "concrete_args", "prepare_custom_config", "prepare_custom_config_dict"):
+        assert shown[name].default == taken[name].default, name
+    assert {"convert_custom_config", "convert_custom_config_dict"} <= set(shown)
+    with pytest.raises(TypeError, match=r"\(\) has no argument 'metod'. Closest: 'method'"):
+        call(net(), [torch.randn(2, 4)], **({"evaluate": float} if call is fq.tune else {}), metod="symbolic")

@@ -5,18 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from torch import nn
+from typing_extensions import Unpack
 
 from fxquant.algorithms import Algorithm
 from fxquant.algorithms.efforts import Effort, by_effort
 from fxquant.archive.archive import read_archive, write_archive
-from fxquant.arguments import check_calibrated, either, read_examples, refuse_prepared, without
-from fxquant.capture import Method, Sizes
+from fxquant.arguments import (
+    Converting,
+    Preparing,
+    check_calibrated,
+    read_examples,
+    refuse_prepared,
+    spell_out,
+    take_converting,
+    without,
+)
 from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.run_untraced import evaluating
-from fxquant.config.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
+from fxquant.config.custom_config import ConvertCustomConfig
 from fxquant.config.qconfig_mapping import QConfigMapping
 from fxquant.config.target import Target
 from fxquant.convert_model import convert_on_engines
@@ -31,7 +40,7 @@ from fxquant.flows.decide import adapt, decide
 from fxquant.flows.eaten import find_eaten, warn_eaten
 from fxquant.graph.check_model import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
-from fxquant.precision.auto import Precision, assured, check_precision, keep_first
+from fxquant.precision.auto import Made, Precision, assured, check_precision, keep_first
 from fxquant.quantize_fx import convert_fx, prepare_fx
 from fxquant.targets import by_name
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
@@ -42,6 +51,11 @@ MODEL_FILE = "best_model.fq"  # in a directory that a search saved to
 _Example: TypeAlias = tuple[object, Mapping[str, object] | None]  # positional inputs in any form, and keywords
 
 
+class Further(Preparing, Converting, total=False):
+    """What `quantize` takes for `prepare_fx` and `convert_fx`."""
+
+
+@spell_out(Further, prepare_fx, convert_fx)
 def quantize(
     model: nn.Module,
     calibration_data: Iterable[object] | None = None,
@@ -51,92 +65,54 @@ def quantize(
     ignore: Iterable[object] = (),
     example_inputs: object = None,
     example_kwargs: Mapping[str, object] | None = None,
-    concrete_args: Mapping[str, object] | None = None,
     target: Target | str | None = None,
-    method: Method = "auto",
-    sizes: Sizes = "example",
     num_batches: int | None = None,
     progress: bool = False,
-    strict: bool = True,
     algorithms: Iterable[Algorithm] | None = None,
     precision: Precision = "auto",
     budget: float | None = None,
     effort: Effort = "balanced",
     engine: Engine | Native | str | None = None,
-    prepare_custom_config: PrepareCustomConfig | Mapping[str, object] | None = None,
-    convert_custom_config: ConvertCustomConfig | Mapping[str, object] | None = None,
-    prepare_custom_config_dict: Mapping[str, object] | None = None,
-    convert_custom_config_dict: Mapping[str, object] | None = None,
+    **further: Unpack[Further],
 ) -> nn.Module:
-    """Quantize a model in one call: prepare, calibrate, convert.
+    """Quantize a model in one call: prepare, calibrate, convert. Further arguments: those of `prepare_fx`.
 
     "static" needs calibration data: an iterable of batches (see `calibrate`). "dynamic" finds activation ranges at run
-    time and "weight_only" stores int8 weights; both need only `example_inputs`, or a batch of data to take them from.
-    Data that is given is used there, too: the `algorithms` (fxquant.algorithms; () does without) correct biases by it.
+    time and "weight_only" stores int8 weights; both need `example_inputs` alone, or a batch of data to take them from.
+    `ignore` names what stays in float: module paths, with all below them, and classes or functions, such as
+    `ignore=["head", nn.Softmax]`. `effort` chooses the `algorithms` (fxquant.algorithms; () does without), if none are
+    given: "fast" is one pass over the data, "best" may take minutes. `progress` shows a bar, in a terminal.
 
-    `ignore` names what stays in float: module paths, with all below them, and module classes or functions, such as
-    `ignore=["head", nn.Softmax]`. `progress` shows a bar, in a terminal.
-
-    With `precision="auto"` the result is compared with the float model on a few batches. Where it falls short, the
-    tensors that cause it get other ranges or more precision, cheapest first, each change measured; a warning and
-    `explain` say what was lifted. By default that may add a tenth to the time of the int8 model; `budget` allows more:
-    it is the time that the result may take, as predicted, as a share of the float model's. `precision="int8"` leaves
-    all in int8, and so do rules of one's own: then a warning tells what falls short. `effort` chooses the `algorithms`,
-    if none are given: "fast" is one pass over the data, "best" may take minutes.
+    The result is compared with the float model on a few batches. Where it falls short, the tensors that cause it get
+    other ranges or more precision, for a tenth of the time at most; `budget` allows more: the time of the result, as
+    predicted, as a share of the float model's. `precision="int8"` leaves all in int8, and so do rules of one's own: then
+    a warning tells what falls short.
 
     The model runs on the native engine where that can be (`fxquant[native]`), else on torch's oneDNN kernels.
-    `engine="auto"` converts it for each engine that is installed, from one calibration, and keeps the one that
-    is fastest on the example inputs. With an `Engine` of one's own, its target is what the model is prepared for.
+    `engine="auto"` keeps the engine that is fastest on the example inputs. An `Engine` of one's own brings its target.
 
     Example:
         >>> quantized = fq.quantize(model, loader)
         >>> quantized(loader[0]).shape
         torch.Size([2, 4])
     """
+    converting = take_converting(further, quantize)
     model = as_plain(model, "quantize", training=False)
     refuse_prepared(model, "quantize")
-    example, data = _example(model, calibration_data, example_inputs, example_kwargs)
-    check_engine(engine)
     check_precision(precision, budget)
-    if target is None and isinstance(engine, Engine):
-        target = engine.target()
-    converting = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
+    example, data = _example(model, calibration_data, example_inputs, example_kwargs)
+    target = _target(target, engine)
+    rules = without(_mapping(mode, target) if qconfig_mapping is None else qconfig_mapping, ignore)
+    chosen = by_effort(effort) if algorithms is None else algorithms
     with evaluating(model):
+        keywords, preparing = example[1], cast(Preparing, further)
         prepared = prepare_fx(
-            model,
-            without(_mapping(mode, target) if qconfig_mapping is None else qconfig_mapping, ignore),
-            example[0],
-            prepare_custom_config,
-            prepare_custom_config_dict=prepare_custom_config_dict,
-            example_kwargs=example[1],
-            target=target,
-            method=method,
-            sizes=sizes,
-            strict=strict,
-            algorithms=by_effort(effort) if algorithms is None else algorithms,
-            concrete_args=concrete_args,
+            model, rules, example[0], example_kwargs=keywords, target=target, algorithms=chosen, **preparing
         )
     automatic = precision == "auto" and data is not None
     kept = _calibrate(prepared, data, num_batches=num_batches, keep=automatic, progress=progress)
-    check_calibrated(prepared, "quantize")
-    if engine == AUTO:
-        converted, chosen = _convert_for_fastest(prepared, converting, example)
-        warn_of_constant_inputs(decide(prepared, engine=chosen), stacklevel=2)
-    else:
-        chosen = as_engine(engine)
-        prepared = adapt(prepared, engine=chosen)
-        converted = _convert_for(prepared, converting, chosen, warn=not automatic)
-    return assured(
-        model,
-        prepared,
-        converted,
-        kept,
-        engine=chosen,
-        convert=lambda decided, on: convert_fx(decided, converting, engine=on),
-        budget=budget,
-        may_change=qconfig_mapping is None,
-        finer=effort != "fast",
-    )
+    made = _convert(prepared, converting, engine, example, warn=not automatic)
+    return assured(model, made, kept, budget=budget, may_change=qconfig_mapping is None, finer=effort != "fast")
 
 
 def _example(
@@ -155,15 +131,46 @@ def _calibrate(
     prepared: nn.Module, data: Iterable[object] | None, *, num_batches: int | None, keep: bool, progress: bool
 ) -> list[object]:
     """Calibrate on the data, if there is any. With `keep`, also watch the inputs and keep the first batches."""
-    if data is None:
-        return []
-    if not keep:
-        calibrate(prepared, data, num_batches=num_batches, progress=progress)
-        return []
-    watch_products(prepared)
-    kept = keep_first(data)
-    calibrate(prepared, kept, num_batches=num_batches, progress=progress)
+    kept = keep_first(data or ())
+    if data is not None:
+        if keep:
+            watch_products(prepared)
+        calibrate(prepared, kept if keep else data, num_batches=num_batches, progress=progress)
+    check_calibrated(prepared, "quantize")
     return kept.batches
+
+
+def _target(target: Target | str | None, engine: Engine | Native | str | None) -> Target | str | None:
+    """Return what a model is prepared for: what is asked for, or the target of an engine of the user's own."""
+    check_engine(engine)
+    return engine.target() if target is None and isinstance(engine, Engine) else target
+
+
+def _convert(
+    prepared: nn.Module,
+    converting: ConvertCustomConfig,
+    engine: Engine | Native | str | None,
+    example: _Example,
+    *,
+    warn: bool,
+) -> Made:
+    """Convert for the engine, or for that which is fastest on the example inputs."""
+    if engine == AUTO:
+        converted, on = _convert_for_fastest(prepared, converting, example)
+        warn_of_constant_inputs(decide(prepared, engine=on), stacklevel=3)
+    else:
+        on = as_engine(engine)
+        prepared = adapt(prepared, engine=on)
+        decided = decide(prepared, engine=on, runs=False)
+        warn_of_constant_inputs(decided, stacklevel=3)
+        if warn:
+            warn_eaten(find_eaten(prepared, decided), stacklevel=3)
+        converted = convert_fx(decided, converting, engine=on)
+
+    def convert(decided: nn.Module, engine: Engine) -> nn.Module:
+        return convert_fx(decided, converting, engine=engine)
+
+    return Made(prepared=prepared, converted=converted, engine=on, convert=convert)
 
 
 def _convert_for_fastest(
@@ -173,14 +180,6 @@ def _convert_for_fastest(
     found = convert_on_engines(prepared, converting)
     converted = fastest(found, lambda made: made(*args, **kwargs))
     return converted, as_engine(next(name for name, made in found.items() if made is converted))
-
-
-def _convert_for(prepared: nn.Module, converting: ConvertCustomConfig, engine: Engine, *, warn: bool) -> nn.Module:
-    decided = decide(prepared, engine=engine, runs=False)
-    warn_of_constant_inputs(decided, stacklevel=3)
-    if warn:
-        warn_eaten(find_eaten(prepared, decided), stacklevel=3)
-    return convert_fx(decided, converting, engine=engine)
 
 
 def _mapping(mode: str, target: Target | str | None) -> QConfigMapping:

@@ -6,10 +6,13 @@ import copy
 import functools
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypedDict, TypeVar
 
 from torch import Tensor, nn
 
+from fxquant.capture import Method, Sizes
+from fxquant.config.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config
 from fxquant.config.forms import closest
 from fxquant.config.rules import Rules
 from fxquant.config.target import Target
@@ -28,6 +31,50 @@ from fxquant.targets import by_name
 from fxquant.targets.backend_config import read_backend_config
 from fxquant.targets.march import march
 from fxquant.templates import Purpose, for_target
+
+_Call = TypeVar("_Call", bound=Callable[..., object])
+
+
+class Preparing(TypedDict, total=False):
+    """Arguments of `prepare_fx` that other calls take for it: how a model is captured, and a custom config."""
+
+    concrete_args: Mapping[str, object] | None
+    method: Method
+    sizes: Sizes
+    strict: bool
+    prepare_custom_config: PrepareCustomConfig | Mapping[str, object] | None
+    prepare_custom_config_dict: Mapping[str, object] | None
+
+
+class Converting(TypedDict, total=False):
+    """Likewise those of `convert_fx`."""
+
+    convert_custom_config: ConvertCustomConfig | Mapping[str, object] | None
+    convert_custom_config_dict: Mapping[str, object] | None
+
+
+def spell_out(further: type, *callees: Callable[..., object]) -> Callable[[_Call], _Call]:
+    """Have `help` of a call name one by one what it takes as keywords for others, with the defaults of these."""
+    known = {name: each for callee in callees for name, each in inspect.signature(callee).parameters.items()}
+    more = [known[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in further.__annotations__]
+
+    def decorate(call: _Call) -> _Call:
+        signature = inspect.signature(call)
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        vars(call)["__signature__"] = signature.replace(parameters=[*own, *more])
+        return call
+
+    return decorate
+
+
+def take_converting(further: Converting, caller: Callable[..., object]) -> ConvertCustomConfig:
+    """Take the config of `convert_fx` out of what a call got for others; a name that nobody knows is an error."""
+    known = inspect.signature(caller).parameters
+    for name in further:
+        if name not in known:
+            raise TypeError(f"{caller.__name__}() has no argument {name!r}.{closest(name, known)}")
+    config, older = further.pop("convert_custom_config", None), further.pop("convert_custom_config_dict", None)
+    return as_convert_config(either(config, older, "convert_custom_config"))
 
 
 def read_target(target: Target | str | None, backend_config: object, rules: Rules) -> Target | None:

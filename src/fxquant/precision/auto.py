@@ -113,23 +113,30 @@ def keep_first(data: Iterable[object]) -> Kept:
     return _SizedKept(data) if isinstance(data, Sized) else Kept(data)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """A converted model, what it was made of, and how to make others: `convert` takes a decided one and an engine."""
+
+    prepared: nn.Module
+    converted: nn.Module
+    engine: Engine
+    convert: Callable[[nn.Module, Engine], nn.Module]
+
+
 def assured(
     float_model: nn.Module,
-    prepared: nn.Module,
-    converted: nn.Module,
+    made: Made,
     batches: Sequence[object],
     *,
-    engine: Engine,
-    convert: Callable[[nn.Module, Engine], nn.Module],
     budget: float | None,
     may_change: bool,
     finer: bool = False,
 ) -> nn.Module:
     """Return the converted model, or a better one from the same calibration, where it is too far from the float model.
 
-    `convert` makes a converted model of a decided one, on an engine. Without `may_change`, what falls short is said.
-    `finer` looks for better ranges also where the model does well.
+    Without `may_change`, what falls short is said. `finer` looks for better ranges also where the model does well.
     """
+    prepared, converted, engine, convert = made.prepared, made.converted, made.engine, made.convert
     if not batches or not any(True for _ in regions(converted)):
         return converted
     measure = functools.partial(_measure, float_model, batches=batches)
@@ -137,8 +144,8 @@ def assured(
     if ran is not None and _is_good(ran):
         if ran.sqnr >= GOOD or not (finer and may_change):
             return converted
-        made = with_finer_ranges(prepared, ran, batches, engine=engine, convert=convert, measure=measure)
-        return made if made is not None else converted
+        better = with_finer_ranges(prepared, ran, batches, engine=engine, convert=convert, measure=measure)
+        return better if better is not None else converted
     try:
         found = measure(reference_of(converted, "quantize"))
     except (FxQuantError, RuntimeError, TypeError, ValueError) as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from statistics import NormalDist
 from typing import Any
 
@@ -50,12 +50,13 @@ class Verdict:
     complete: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Judge:
     """Compares trials with the float model's score. The drop is positive where a trial is worse."""
 
     evaluate: Evaluate = field(repr=False)
     tolerance: float
+    _: KW_ONLY
     relative: bool = True
     higher_is_better: bool = True
     confidence: float = 0.95

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
 from torch import nn
@@ -80,7 +80,7 @@ class Work:
     converting: Any
     judge: Judge
     base: Score
-    space: Space
+    space: Space = field(default_factory=lambda: Space(recipes=(), units=()))
 
     @property
     def hardware(self) -> Hardware:

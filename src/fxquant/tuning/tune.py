@@ -12,17 +12,15 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, TypedDict, cast, get_args
+from typing import Literal, cast, get_args
 
 from torch import nn
 from typing_extensions import Unpack
 
 from fxquant.algorithms import BALANCED, Algorithm
-from fxquant.arguments import either, read_examples
-from fxquant.capture import Method, Sizes
+from fxquant.arguments import Converting, Preparing, read_examples, spell_out, take_converting
 from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.run_untraced import evaluating
-from fxquant.config.custom_config import ConvertCustomConfig, PrepareCustomConfig, as_convert_config, as_prepare_config
 from fxquant.config.forms import closest
 from fxquant.config.qconfig_mapping import QConfigMapping
 from fxquant.config.rules import Rules
@@ -34,7 +32,7 @@ from fxquant.files import Json
 from fxquant.flows.calibrate import as_example, calibrate, check_data
 from fxquant.flows.decide import decide
 from fxquant.progress import steps
-from fxquant.quantize_fx import prepare_fx
+from fxquant.quantize_fx import convert_fx, prepare_fx
 from fxquant.tables.explain import explain
 from fxquant.targets import by_name
 from fxquant.tuning import ranking
@@ -51,17 +49,6 @@ from fxquant.tuning.strategies import Search, Setting, at_random, basic, exhaust
 from fxquant.tuning.trial import AnyEngine, Trial, Work
 from fxquant.tuning.watch_products import watch_products
 
-
-class Preparing(TypedDict, total=False):
-    """Further arguments of `prepare_fx`."""
-
-    concrete_args: Mapping[str, object] | None
-    method: Method
-    sizes: Sizes
-    strict: bool
-    algorithms: Iterable[Algorithm]
-
-
 Criterion = Literal["relative", "absolute"]
 Objective = Literal["latency", "size", "accuracy"]
 StrategyName = Literal["basic", "bayesian", "random", "exhaustive", "mse"]
@@ -76,6 +63,52 @@ STRATEGIES: dict[str, Callable[[Setting], Search]] = {
 LOOKED_AT = 4  # batches that the ops are ranked by
 
 
+class Calibrating(Preparing, total=False):
+    """What a model is prepared and calibrated with."""
+
+    example_inputs: object
+    example_kwargs: Mapping[str, object] | None
+    num_batches: int | None
+    algorithms: Iterable[Algorithm]
+
+
+class Further(Calibrating, Converting, total=False):
+    """What `tune` takes for others: calibration, `prepare_fx` and `convert_fx`."""
+
+
+def _calibrated(
+    model: nn.Module,
+    data: Iterable[object] | None,
+    journal: Journal,
+    rules: object,
+    target: Target | str | None,
+    *,
+    progress: bool,
+    example_inputs: object = None,
+    example_kwargs: Mapping[str, object] | None = None,
+    num_batches: int | None = None,
+    algorithms: Iterable[Algorithm] = BALANCED,
+    **preparing: Unpack[Preparing],
+) -> tuple[nn.Module, list[object]]:
+    """Return a model that has seen all that a plan may ask for, and a few batches.
+
+    Nothing is run where the workspace knows what calibration gives.
+    """
+    batches: list[object] = []
+    if data is not None:
+        data, batches = _looked_at(data)
+    args, kwargs = _example(model, batches, example_inputs, example_kwargs)
+    prepared = prepare_fx(
+        model, watching_all(rules), args, example_kwargs=kwargs, target=target, algorithms=algorithms, **preparing
+    )
+    watch_products(prepared)
+    if data is not None and not journal.load_statistics(prepared):
+        calibrate(prepared, data, num_batches=num_batches, progress=progress)
+        journal.save_statistics(prepared)
+    return prepared, batches or [_as_batch(args, kwargs)]
+
+
+@spell_out(Further, _calibrated, prepare_fx, convert_fx)
 def tune(
     model: nn.Module,
     calibration_data: Iterable[object] | None,
@@ -94,89 +127,51 @@ def tune(
     seed: int = 0,
     recipes: Sequence[Plan] | None = None,
     qconfig_mapping: object = None,
-    example_inputs: object = None,
-    example_kwargs: Mapping[str, object] | None = None,
     target: Target | str | None = None,
     engine: AnyEngine | None = None,
-    num_batches: int | None = None,
     on_trial: Callable[[Trial], None] | None = None,
     progress: bool = False,
-    prepare_custom_config: PrepareCustomConfig | Mapping[str, object] | None = None,
-    convert_custom_config: ConvertCustomConfig | Mapping[str, object] | None = None,
-    prepare_custom_config_dict: Mapping[str, object] | None = None,
-    convert_custom_config_dict: Mapping[str, object] | None = None,
-    **preparing: Unpack[Preparing],
+    **further: Unpack[Further],
 ) -> TuneResult:
     """Find the fastest (or smallest, or most accurate) int8 model within a tolerance of the float model's score.
 
-    `evaluate(model)` gives a number, or results by sample: a 1-D tensor, or parts of one that it yields. Results by
-    sample are compared in pairs; an evaluation that yields them is stopped when it is clear on which side of the limit
-    it will end. `tolerance` is a share of the float model's score, or with criterion "absolute" a difference.
-
-    Calibration runs once; each trial decides anew from the same statistics, with the `algorithms` of `quantize`, if
-    none are given. With `workspace` every trial is on the disk when it is done, and the same call goes on where it was
-    stopped. `executor` is "processes", "ray", or one of `Processes(workers=...)` and `Ray(workers=...)`; the result
-    does not depend on it. `timeout=0` stops at the first model that passes. If none does, the most accurate one is
-    returned, with a warning, and `result.passed` is False.
-    `progress` shows bars, in a terminal.
+    `evaluate(model)` gives a number, or results by sample: a 1-D tensor, or parts of one that it yields, which is
+    stopped when it is clear how it ends. `tolerance` is a share of the float model's score, or with criterion
+    "absolute" a difference. If no model passes, the most accurate one is returned, with a warning, and `result.passed`
+    is False. All arguments: docs/tuning.md.
 
     Example:
         >>> found = fq.tune(model, loader, lambda net: float(net(loader[0]).mean()), timeout=0)
         >>> found.passed
         True
     """
-    if not callable(evaluate):
-        raise ConfigError(f"tune(evaluate={evaluate!r}): give a function from a model to its score.")
-    _check(tolerance, criterion, objective, strategy, max_trials, timeout, confidence)
+    converting = take_converting(further, tune)
+    _check(evaluate, tolerance, criterion, objective, strategy, max_trials, timeout, confidence)
     check_engine(engine)
     model = as_plain(model, "tune", training=False)
-    converting = as_convert_config(either(convert_custom_config, convert_custom_config_dict, "convert_custom_config"))
-    asked = qconfig_mapping if qconfig_mapping is not None else _default_rules(target)
-    judge = Judge(
-        evaluate=evaluate,
-        tolerance=tolerance,
-        relative=criterion == "relative",
-        higher_is_better=higher_is_better,
-        confidence=confidence,
-    )
+    rules = qconfig_mapping if qconfig_mapping is not None else _default_rules(target)
+    relative = criterion == "relative"
+    judge = Judge(evaluate, tolerance, relative=relative, higher_is_better=higher_is_better, confidence=confidence)
     journal = Journal(workspace, _about(model, judge, engine, target))
-    data, batches = (None, []) if calibration_data is None else _looked_at(calibration_data)
-    args, kwargs = _example(model, batches, example_inputs, example_kwargs)
-    preparing.setdefault("algorithms", BALANCED)
+    data, given = calibration_data, cast(Calibrating, further)
     with evaluating(model):
-        prepared = prepare_fx(
-            model,
-            watching_all(asked),
-            args,
-            as_prepare_config(either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config")),
-            example_kwargs=kwargs,
-            target=target,
-            **preparing,
-        )
-        _calibrate(prepared, data, journal, num_batches=num_batches, progress=progress)
+        prepared, batches = _calibrated(model, data, journal, rules, target, progress=progress, **given)
         base = _base(journal, judge, model)
-    work = _with_units(
-        Work(
-            prepared=prepared,
-            rules=asked,
-            target=by_name(target) if target is not None else None,
-            engine=engine,
-            converting=converting,
-            judge=judge,
-            base=base,
-            space=Space(recipes=tuple(recipes or default_recipes(asked, objective)), units=()),
-        )
+    chip = by_name(target) if target is not None else None
+    work = Work(
+        prepared=prepared, rules=rules, target=chip, engine=engine, converting=converting, judge=judge, base=base
     )
-    limits = Limits(max_trials=max_trials, timeout=timeout)
-    setting = _setting(work, batches or [_as_batch(args, kwargs)], objective, seed)
+    work = _with_space(work, recipes or default_recipes(rules, objective))
     with closing(_executor(executor)) as runs, steps("tuning", max_trials, wanted=progress) as step:
         runs.start(work)
+        limits = Limits(max_trials=max_trials, timeout=timeout)
         loop = Loop(runs, journal, limits, functools.partial(_tell, step, on_trial))
-        trials, stopped = loop.run(STRATEGIES[strategy](setting))
+        trials, stopped = loop.run(STRATEGIES[strategy](_setting(work, batches, objective, seed)))
     return _result(work, journal, trials, stopped, objective)
 
 
 def _check(
+    evaluate: object,
     tolerance: float,
     criterion: str,
     objective: str,
@@ -185,6 +180,8 @@ def _check(
     timeout: float | None,
     confidence: float,
 ) -> None:
+    if not callable(evaluate):
+        raise ConfigError(f"tune(evaluate={evaluate!r}): give a function from a model to its score.")
     for name, value, known in (
         ("criterion", criterion, get_args(Criterion)),
         ("objective", objective, get_args(Objective)),
@@ -243,16 +240,6 @@ def _example(
     return as_example(batches[0], model)
 
 
-def _calibrate(
-    prepared: nn.Module, data: Iterable[object] | None, journal: Journal, *, num_batches: int | None, progress: bool
-) -> None:
-    """Watch all that a plan may ask for, and calibrate, unless the workspace knows what that gives."""
-    watch_products(prepared)
-    if data is not None and not journal.load_statistics(prepared):
-        calibrate(prepared, data, num_batches=num_batches, progress=progress)
-        journal.save_statistics(prepared)
-
-
 def _as_batch(example_inputs: object, example_kwargs: Mapping[str, object] | None) -> object:
     args, kwargs = read_examples(example_inputs, example_kwargs)
     return args or kwargs
@@ -285,11 +272,12 @@ def _base(journal: Journal, judge: Judge, model: nn.Module) -> Score:
     return base
 
 
-def _with_units(work: Work) -> Work:
-    """With the ops that the first recipe quantizes."""
-    decided = decide(work.prepared, rules=work.rules_of(work.space.recipes[0]), **work.hardware)
+def _with_space(work: Work, recipes: Iterable[Plan]) -> Work:
+    """With recipes, and the ops that the first of them quantizes."""
+    first, *others = recipes
+    decided = decide(work.prepared, rules=work.rules_of(first), **work.hardware)
     units = find_units(work.prepared, explain(decided))
-    return dataclasses.replace(work, space=Space(recipes=work.space.recipes, units=units))
+    return dataclasses.replace(work, space=Space(recipes=(first, *others), units=units))
 
 
 def default_recipes(rules: object, objective: str) -> tuple[Plan, ...]:
