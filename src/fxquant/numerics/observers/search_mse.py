@@ -69,15 +69,17 @@ def expected_error(edges: Tensor, counts: Tensor, pairs: Tensor, spec: Spec) -> 
     step = scale.double().unsqueeze(1)
     bottom = (spec.quant_min - zero_point).double().unsqueeze(1)
     top = (spec.quant_max - zero_point).double().unsqueeze(1)
-    ratio = edges * (1.0 / step)
-    level = ratio.floor_() if spec.rounding == "floor" else ratio.round_()
-    level = torch.minimum(torch.maximum(level, bottom), top)
-    rest = torch.addcmul(edges, level, step, value=-1.0)
     # sum_i c_i (F_i+1 - F_i) = sum_j F_j (c_j-1 - c_j)
     density = counts / (edges[1] - edges[0])
     weight = torch.zeros_like(edges)
     weight[1:] += density
     weight[:-1] -= density
+    counting = weight.nonzero().squeeze(1)  # F counts where the density changes: between empty bins, it does not
+    edges, weight = edges[counting], weight[counting]
+    ratio = edges * (1.0 / step)
+    level = ratio.floor_() if spec.rounding == "floor" else ratio.round_()
+    level = torch.minimum(torch.maximum(level, bottom), top, out=level)
+    rest = torch.addcmul(edges, level, step, value=-1.0)
     per_level = 1.0 / 3.0 if spec.rounding == "floor" else 1.0 / 12.0
     return (level @ weight) * step.squeeze(1).pow(3) * per_level + (rest.square() * rest) @ weight / 3.0
 
