@@ -42,11 +42,13 @@ def forgotten(region: Region) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def _read_buffers(region: Region) -> Iterator[Tensor]:
-    left_out = {id(module) for module in ours(region)}
-    for target in dict.fromkeys(str(node.target) for node in region.graph.nodes if node.op == "get_attr"):
+def _read_buffers(region: Region) -> list[Tensor]:
+    read = []
+    for target in dict.fromkeys(str(node.target) for node in region.graph.find_nodes(op="get_attr")):
         path, _, name = target.rpartition(".")
         holder = region.get_submodule(path)
         buffer = holder._buffers.get(name)
-        if buffer is not None and id(holder) not in left_out and buffer.layout is torch.strided and not buffer.is_meta:
-            yield buffer
+        if buffer is not None and buffer.layout is torch.strided and not buffer.is_meta:
+            read.append((holder, buffer))
+    left_out = {id(module) for module in ours(region)} if read else set()  # most graphs read none, and passes are many
+    return [buffer for holder, buffer in read if id(holder) not in left_out]
