@@ -23,7 +23,7 @@ def rules(units: list[Unit]) -> PlanRules:
 
 
 @pytest.mark.parametrize("name", ["resnet", "squeeze_excite", "densenet", "vision_transformer", "split_chunk_stack"])
-@pytest.mark.parametrize("engine", ["onednn", "openvino"])
+@pytest.mark.parametrize("engine", ["onednn", "openvino", "onnxruntime"])
 def test_any_op_can_be_lifted_and_any_alone_be_quantized(name: str, engine: Any) -> None:
     entry = ZOO[name]
     prepared = fq.prepare_fx(

@@ -36,7 +36,7 @@ _KEY = "gate"
 
 def open_gates(region: Region, context: Context) -> None:
     """Open the gates that stand between a depthwise convolution and the next weight, on targets that split them."""
-    kinds = frozenset() if context.target is None else context.target.split
+    kinds = frozenset() if context.target is None else context.target.split & GATES.keys()
     made: dict[fx.Node, fx.Node] = {}
     for node in list(region.graph.nodes):
         op = context.ops.of_node(node, region)

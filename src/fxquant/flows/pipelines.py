@@ -85,8 +85,8 @@ ADAPT: Pipeline = (
 DECIDE: Pipeline = (
     *ADAPT,
     choose,
-    amend_choices,
     split_ops,
+    amend_choices,
     annotate,
     amend_grids,
     mark_custom,

@@ -27,6 +27,7 @@ from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.table import Observer
 from fxquant.numerics.observers.watcher import Watcher
 from fxquant.numerics.statistics import Statistics, kept_for, label, without_repeats
+from fxquant.passes.watched_tensor import watched_tensor
 
 # what, of which tensors: several where one observer is to see them all
 Needs = list[tuple[tuple[str, ...], Spec | Statistic]]
@@ -74,7 +75,6 @@ def watch(region: Region, context: Context) -> None:
     together: dict[tuple[str, ...], list[Spec | Statistic]] = {}
     for tensors, what in (need for each in context.needs for need in each):
         together.setdefault(tensors, []).append(what)
-    nodes = {node.name: node for node in region.graph.nodes}
     watched = preparation_of(region).watched = {}
     for tensors, asked in together.items():
         for name, module in _watchers("_and_".join(tensors), asked):
@@ -84,7 +84,7 @@ def watch(region: Region, context: Context) -> None:
                     "that meet there one factory."
                 )
             made[name], watched[name] = module, tensors
-            seen_by = [nodes[tensor] for tensor in tensors]
+            seen_by = [watched_tensor(region, path, tensor) for tensor in tensors]
             for args in [tuple(seen_by)] if isinstance(module, Watcher) else [(node,) for node in seen_by]:
                 with region.graph.inserting_after(last_input(max(args))):
                     region.graph.call_module(f"{path}.{name}", args)
@@ -94,7 +94,7 @@ def watch(region: Region, context: Context) -> None:
 def unwatch(region: Region, context: Context) -> None:
     """Remove the calls of `watch`. What they have seen stays until `recall`."""
     path = preparation_of(region).statistics_path
-    for node in list(region.graph.nodes):
+    for node in list(reversed(region.graph.nodes)):
         if path and node.op == "call_module" and str(node.target).startswith(f"{path}."):
             region.graph.erase_node(node)
 

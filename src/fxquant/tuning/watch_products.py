@@ -6,7 +6,7 @@ is watched. Once the convolution is lifted, the op behind the view needs the ran
 
 from __future__ import annotations
 
-from torch import fx, nn
+from torch import nn
 
 from fxquant.flows.decide import is_open
 from fxquant.graph.context import Context
@@ -17,7 +17,10 @@ from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.statistics import HISTOGRAM, Statistics, label
 from fxquant.ops.op import activation_nodes
 from fxquant.ops.table import OPS, Role
+from fxquant.passes.attention_products import KEYS, PROBABILITIES, part
 from fxquant.passes.candidates import is_float_tensor
+from fxquant.passes.read_op import setting
+from fxquant.passes.watched_tensor import watched_tensor
 
 
 def watch_products(prepared: nn.Module) -> None:
@@ -35,19 +38,23 @@ def _watch_products(region: Region, context: Context) -> None:
     path = preparation_of(region).statistics_path
     kept = region.get_submodule(path)
     assert isinstance(kept, Statistics)
-    for source in _inputs(region):
-        name = f"{source.name}_{label(HISTOGRAM)}"
+    for tensor in _inputs(region, kept):
+        name = f"{tensor}_{label(HISTOGRAM)}"
         if name not in kept:
-            kept[name] = FakeQuant(HISTOGRAM, source.name)
+            kept[name] = FakeQuant(HISTOGRAM, tensor)
+            source = watched_tensor(region, path, tensor)
             with region.graph.inserting_after(last_input(source)):
                 region.graph.call_module(f"{path}.{name}", (source,))
     kept.train(region.training)
 
 
-def _inputs(region: Region) -> list[fx.Node]:
-    found: dict[fx.Node, None] = {}
+def _inputs(region: Region, kept: Statistics) -> list[str]:
+    found: dict[str, None] = {}
     for node in region.graph.nodes:
         op = OPS.of_node(node, region) if node.op.startswith("call_") else None
         if op is not None and op.role is Role.COMPUTE:
-            found.update(dict.fromkeys(each for each in activation_nodes(node, op) if is_float_tensor(each)))
+            found.update(dict.fromkeys(each.name for each in activation_nodes(node, op) if is_float_tensor(each)))
+            if part(node, PROBABILITIES) in kept:  # a target has two products there
+                value = setting(node, None, 2, "value")
+                found.update(dict.fromkeys((part(node, KEYS), value.name)))
     return list(found)

@@ -1,0 +1,20 @@
+"""What attention weighs its values by, for an observer beside an op that keeps it to itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Probabilities(nn.Module):
+    """softmax(query key^T * scale + mask)."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    @torch.no_grad()
+    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return a row of probabilities for each query."""
+        scores = torch.matmul(query, key.transpose(-2, -1)) * self.scale
+        return torch.softmax(scores if mask is None else scores + mask, -1)
