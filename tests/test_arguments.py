@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import fxquant as fq
 
@@ -121,3 +122,26 @@ def test_arguments_for_others_are_named_and_others_refused(call: Callable[..., o
     assert {"convert_custom_config", "convert_custom_config_dict"} <= set(shown)
     with pytest.raises(TypeError, match=r"\(\) has no argument 'metod'. Closest: 'method'"):
         call(net(), [torch.randn(2, 4)], **({"evaluate": float} if call is fq.tune else {}), metod="symbolic")
+
+
+class Stream(IterableDataset[object]):
+    """Data whose loader has a `__len__`, which raises."""
+
+    def __init__(self, batches: Iterable[object]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self.batches)
+
+
+def test_data_that_has_no_length_is_read() -> None:
+    x = torch.linspace(-1, 1, 16).reshape(4, 4)
+    loader: DataLoader[object] = DataLoader(Stream([x, x]), batch_size=None)
+    assert quantized_paths(fq.quantize(net(), loader)) == ["0", "2.0", "2.1"]
+    prepared = fq.prepare_fx(net(), fq.get_default_qconfig_mapping(), (x,))
+    fq.calibrate(prepared, loader)
+    assert quantized_paths(fq.convert_fx(prepared)) == ["0", "2.0", "2.1"]
+    assert fq.check(net(), fq.convert_fx(prepared), loader).batches == 2
+    trained = fq.prepare_qat_fx(net().train(), fq.get_default_qat_qconfig_mapping(), (x,))
+    labelled: DataLoader[object] = DataLoader(Stream([(x, torch.zeros(4, dtype=torch.long))]), batch_size=None)
+    assert len(fq.train_qat(trained, labelled, epochs=1, progress=False).history) == 1

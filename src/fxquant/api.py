@@ -40,7 +40,7 @@ from fxquant.flows.decide import adapt, decide
 from fxquant.flows.eaten import find_eaten, warn_eaten
 from fxquant.graph.check_model import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
-from fxquant.precision.auto import Made, Precision, assured, check_precision, keep_first
+from fxquant.precision.auto import Kept, Made, Precision, assured, check_precision
 from fxquant.quantize_fx import convert_fx, prepare_fx
 from fxquant.targets import by_name
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
@@ -85,8 +85,8 @@ def quantize(
 
     The result is compared with the float model on a few batches. Where it falls short, the tensors that cause it get
     other ranges or more precision, for a tenth of the time at most; `budget` allows more: the time of the result, as
-    predicted, as a share of the float model's. `precision="int8"` leaves all in int8, and so do rules of one's own: then
-    a warning tells what falls short.
+    predicted, as a share of the float model's. `precision="int8"` leaves all in int8, and so do rules of one's own; a
+    warning then tells what falls short.
 
     The model runs on the native engine where that can be (`fxquant[native]`), else on torch's oneDNN kernels.
     `engine="auto"` keeps the engine that is fastest on the example inputs. An `Engine` of one's own brings its target.
@@ -131,7 +131,7 @@ def _calibrate(
     prepared: nn.Module, data: Iterable[object] | None, *, num_batches: int | None, keep: bool, progress: bool
 ) -> list[object]:
     """Calibrate on the data, if there is any. With `keep`, also watch the inputs and keep the first batches."""
-    kept = keep_first(data or ())
+    kept = Kept(() if data is None else data)
     if data is not None:
         if keep:
             watch_products(prepared)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ T = TypeVar("T")
 
 def following(data: Iterable[T], what: str, *, wanted: bool, most: int | None = None) -> Iterator[T]:
     """Yield the first `most` batches of data, with a bar and the time that is left while they are used."""
-    total = len(data) if isinstance(data, Sized) else None
+    total = count_batches(data)
     if most is not None:
         total = most if total is None else min(total, most)
     if not wanted or not sys.stderr.isatty():
@@ -27,6 +28,12 @@ def following(data: Iterable[T], what: str, *, wanted: bool, most: int | None = 
         for batch in _first(data, most):
             yield batch
             bar.advance(task)
+
+
+def count_batches(data: Iterable[object]) -> int | None:
+    """Return how many batches there are, where that is known: a DataLoader has a `__len__` that raises for a stream."""
+    count = operator.length_hint(data, -1)
+    return None if count < 0 else count
 
 
 def _first(data: Iterable[T], most: int | None) -> Iterator[T]:

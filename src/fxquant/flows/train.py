@@ -25,6 +25,7 @@ from fxquant.graph.region import regions, stage_of
 from fxquant.graph.region_parts import Stage
 from fxquant.numerics.distributed.agree import agree_on_mean, world_size
 from fxquant.numerics.learned.table import RANGES
+from fxquant.progress import count_batches
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -69,7 +70,7 @@ def train_qat(
         raise StageError("train_qat needs a model from prepare_qat_fx.")
     if epochs < 1 or lr <= 0:
         raise ConfigError(f"train_qat(epochs={epochs}, lr={lr}): expected at least one epoch and a positive rate.")
-    batches = data if isinstance(data, Sized) else list(data)
+    batches = data if isinstance(data, Sized) and count_batches(data) is not None else list(data)
     if not len(batches):
         raise CalibrationError("train_qat got no batches. Give an iterable of (inputs, target).")
     total = epochs * len(batches)

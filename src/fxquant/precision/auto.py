@@ -13,7 +13,7 @@ import functools
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -44,6 +44,7 @@ from fxquant.precision.steps import (
     more_precision,
     total,
 )
+from fxquant.progress import count_batches
 
 log = logging.getLogger("fxquant")
 
@@ -85,7 +86,7 @@ def check_precision(precision: str, budget: float | None) -> None:
 
 
 class Kept:
-    """Passes data on, and keeps copies of the first batches. Make it with `keep_first`."""
+    """Passes data on, and keeps copies of the first batches."""
 
     def __init__(self, data: Iterable[object]) -> None:
         self._data = data
@@ -99,18 +100,9 @@ class Kept:
                 self._samples += count_samples(batch)
             yield batch
 
-
-class _SizedKept(Kept):
-    """The same for data whose length is known, so that a progress bar is whole."""
-
-    def __len__(self) -> int:
-        assert isinstance(self._data, Sized)
-        return len(self._data)
-
-
-def keep_first(data: Iterable[object]) -> Kept:
-    """Data that keeps what it gives first."""
-    return _SizedKept(data) if isinstance(data, Sized) else Kept(data)
+    def __length_hint__(self) -> int:
+        count = count_batches(self._data)
+        return NotImplemented if count is None else count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
