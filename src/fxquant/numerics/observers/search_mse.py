@@ -110,8 +110,9 @@ def least_squares(values: Tensor, low: Tensor, high: Tensor, spec: Spec) -> tupl
     low, high = low.clamp(max=0.0), high.clamp(min=0.0)
     best_error = torch.full_like(low, torch.inf)
     best_ratio = torch.ones_like(low)
-    for ratio in _clip_ratios(spec.bits):
-        scale, zero_point = choose_qparams(low * ratio, high * ratio, spec)
+    ratios = _clip_ratios(spec.bits)
+    shares = low.new_tensor(ratios).view(-1, *(1 for _ in low.shape))
+    for ratio, scale, zero_point in zip(ratios, *choose_qparams(low * shares, high * shares, spec), strict=True):
         squared = (fake_quantize(values, scale, zero_point, spec) - values).square_()
         error = rows_like_scale(squared, spec).sum(-1)
         better = error < best_error  # ties keep the wider range: ratios descend
