@@ -6,12 +6,15 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fxquant as fq
+from fxquant.capture import Method
+from fxquant.errors import ArchiveError
 
 
 class Grid(nn.Module):
@@ -77,3 +80,56 @@ def test_a_function_that_the_importing_file_wraps_by_name(files: type[nn.Module]
     loaded = fq.load(fq.save(quantized, tmp_path / "model.fq"), where.Direct())
     for each in (x, -x):
         assert torch.equal(loaded(each), quantized(each))
+
+
+class Scores(NamedTuple):
+    scores: Tensor
+    features: Tensor
+    classes: int = 3
+
+
+class Kept(dict[str, Tensor]):
+    """Not a plain dict."""
+
+
+class Returns(nn.Module):
+    def __init__(self, container: type) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 3)
+        self.container = container
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.fc(x)
+        return {"first": self.container(scores=y, features=x), "others": [self.container(scores=x, features=y)]}
+
+
+@pytest.mark.parametrize("method", ["symbolic", "export"])
+def test_named_tuples_come_back_as_such(method: Method, tmp_path: Path) -> None:
+    model, x = Returns(Scores), torch.randn(4, 8)
+    quantized = fq.quantize(model, [x], method=method, effort="fast")
+    path = fq.save(quantized, tmp_path / "model.fq")
+    with pytest.raises(ArchiveError, match=r"Scores'.*float_model"):
+        fq.load(path)
+    for each in (quantized, fq.load(path, model)):
+        made = each(x)
+        assert [type(value) for value in (made["first"], *made["others"])] == [Scores, Scores]
+        assert torch.equal(made["first"].scores, quantized(x)["first"].scores) and made["first"].classes == 3
+
+
+def test_classes_inside_of_functions_and_classes_derived_from_dict(tmp_path: Path) -> None:
+    class Inside(NamedTuple):
+        value: Tensor
+
+    class Closes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Inside:
+            return Inside(self.fc(x))
+
+    x = torch.randn(4, 8)
+    for model, kind in ((Closes(), Inside), (Returns(Kept), Kept)):
+        quantized = fq.quantize(model, [x], effort="fast")
+        made = fq.load(fq.save(quantized, tmp_path / "model.fq"), model)(x)
+        assert isinstance(made, kind) or type(made["first"]) is kind

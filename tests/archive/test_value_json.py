@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -25,9 +25,14 @@ def test_a_value_comes_back(value: Any) -> None:
     assert type(again) is type(value) and again == value
 
 
-def test_what_cannot_be_stored_is_named() -> None:
-    with pytest.raises(ArchiveError, match="holds a object"):
-        to_json(object())
+class Pair(NamedTuple):
+    first: int
+
+
+@pytest.mark.parametrize("value", [object(), Pair(1)])
+def test_what_cannot_be_stored_is_named(value: object) -> None:
+    with pytest.raises(ArchiveError, match=f"holds a {type(value).__name__}"):
+        to_json(value)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
-"""What a graph may call of the user's own code: wrapped functions and methods, and dataclasses that forward returns.
+"""What a graph may call of the user's own code: wrapped functions and methods, and containers that forward returns.
 
-They are looked for in the classes of the modules, in the Python files of these, and in what these import from, as
-loaded: nothing is imported.
+Containers are dataclasses, named tuples and classes derived from dict. All are looked for in the attributes and classes
+of the modules, in the Python files of these, and in what these import from, as loaded: nothing is imported.
 A file names them; the float model that is given to `load` has them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import types
@@ -25,30 +26,48 @@ def code_functions(model: nn.Module) -> dict[str, Callable[..., object]]:
     """By qualified name; a name that stands for two of them is left out."""
     found: dict[str, Callable[..., Any]] = {}
     double: set[str] = set()
-    for function in _callables({user_class(module) for module in model.modules()}):
+    held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, type)]
+    for function in _callables({user_class(module) for module in model.modules()}, held):
         name = f"{function.__module__}.{function.__qualname__}"
         if found.setdefault(name, function) is not function:
             double.add(name)
     return {name: function for name, function in found.items() if name not in double}
 
 
-def _callables(classes: set[type[nn.Module]]) -> Iterator[Callable[..., object]]:
+def _callables(classes: set[type[nn.Module]], held: list[type]) -> Iterator[Callable[..., object]]:
     bases = {base for cls in classes for base in cls.__mro__ if base is not object}
     own = [base for base in bases if base.__module__.partition(".")[0] not in ("torch", "fxquant")]
     members = [getattr(member, "__func__", member) for base in own for member in vars(base).values()]
+    members += [value for member in members for value in _closed_over(member)]
     files = {base.__module__ for base in own} & set(sys.modules)
     members += [value for name in files for value in vars(sys.modules[name]).values()]
     for name in _reached(files) - files:
-        members += [value for value in vars(sys.modules[name]).values() if hasattr(value, WRAPPED)]
+        found = vars(sys.modules[name]).values()
+        members += [value for value in found if hasattr(value, WRAPPED) or _is_container(value)]
     for name in _reached(files):
         yield from _wrapped_by_name(vars(sys.modules[name]))
-    for value in members:
+    for value in (*members, *held):
         if isinstance(value, type):
-            callable_by_graph = dataclasses.is_dataclass(value)
+            callable_by_graph = _is_container(value)
         else:
             callable_by_graph = hasattr(value, "__qualname__") and (hasattr(value, WRAPPED) or _is_fx_wrapped(value))
         if callable_by_graph:
             yield value
+
+
+def _is_container(value: object) -> bool:
+    """Tell whether forward may return instances of a class of the user's, with tensors inside."""
+    if not isinstance(value, type):
+        return False
+    theirs = value.__module__.partition(".")[0] not in _NOT_THE_USERS
+    return dataclasses.is_dataclass(value) or (theirs and issubclass(value, (tuple, dict)))
+
+
+def _closed_over(member: object) -> Iterator[object]:
+    """Yield what a function has from the function around it, such as classes that stand there."""
+    for cell in getattr(member, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # a name that has no value yet
+            yield cell.cell_contents
 
 
 def _reached(files: set[str]) -> set[str]:

@@ -69,7 +69,7 @@ def to_json(value: object) -> object:
         return value if math.isfinite(value) else ["float", repr(value)]
     if isinstance(value, list):
         return ["list", *map(to_json, value)]
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return ["tuple", *map(to_json, value)]
     if isinstance(value, dict):
         return ["dict", *([to_json(k), to_json(v)] for k, v in value.items())]

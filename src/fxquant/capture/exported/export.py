@@ -258,7 +258,7 @@ class _Builder:
             kwargs = {name: self._rebuild(item) for name, item in fields.items() if item is not None}
             return self.graph.call_function(type(value), (), kwargs)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self._rebuild(item) for item in value))
+            return self.graph.call_function(type(value), tuple(self._rebuild(item) for item in value))
         if type(value) in (list, tuple):
             return type(value)(self._rebuild(item) for item in value)
         if type(value) in (dict, OrderedDict):
