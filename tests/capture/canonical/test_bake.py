@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable
 
@@ -52,6 +53,7 @@ def test_weights_are_baked_on_the_clone_only(norm: str, method: Method, mode: bo
     assert list(model.state_dict()) == keys
     assert parametrize.is_parametrized(model[0]) or norm.startswith("old")
     assert region.get_parameter("0.bias") is model[0].bias
+    assert torch.equal(pickle.loads(pickle.dumps(region))(x), region(x))  # the float model does not
 
 
 def make_pruned() -> nn.Sequential:

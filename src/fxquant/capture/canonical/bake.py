@@ -6,9 +6,11 @@ the class that the clone shares with the user's module, so the clone gets its pl
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -60,6 +62,12 @@ def _bake_parametrized(module: nn.Module) -> None:
             module._parameters[name] = nn.Parameter(values[name].detach(), requires_grad=trains)
         else:
             module._buffers[name] = values[name].detach()
+    _drop_hooks(module, _is_of_parametrization)
+
+
+def _is_of_parametrization(hook: object) -> bool:
+    """Tell whether a hook is for what a parametrization is made of; such hooks are local, and do not pickle."""
+    return getattr(hook, "__module__", "") == parametrizations.__name__
 
 
 def _bake_hook(module: nn.Module, hook: Hook) -> None:
@@ -70,11 +78,14 @@ def _bake_hook(module: nn.Module, hook: Hook) -> None:
         module._buffers.pop(f"{name}_{part}", None)
     module.__dict__.pop(name, None)
     module._parameters[name] = nn.Parameter(value.detach(), requires_grad=trains)
+    _drop_hooks(module, lambda other: other is hook or getattr(other, "fn", None) is hook)
+
+
+def _drop_hooks(module: nn.Module, which: Callable[[object], bool]) -> None:
     for table in _HOOKS:
         hooks = getattr(module, table)
-        for key, other in list(hooks.items()):
-            other = getattr(other, "hook", other)  # load hooks come wrapped
-            if other is hook or getattr(other, "fn", None) is hook:
+        for key, hook in list(hooks.items()):
+            if which(getattr(hook, "hook", hook)):  # load hooks come wrapped
                 del hooks[key]
 
 
