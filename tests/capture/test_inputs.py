@@ -255,3 +255,10 @@ def test_concrete_args_reach_calibration_in_code_that_does_not_trace() -> None:
 def test_concrete_args_that_cannot_be(concrete: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fq.prepare_fx(Switched().eval(), MAPPING, (torch.randn(3, 4),), concrete_args=concrete)
+
+
+@both
+def test_a_tensor_that_stands_twice_in_the_example_is_two_inputs(method: Method) -> None:
+    model, x, other = Optional(), t(), t()
+    region = capture(model, (x, x), method=method)
+    assert difference(region(x, other), model(x, other)) is None

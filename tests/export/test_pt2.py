@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fxquant as fq
 from zoo import ZOO
@@ -44,3 +44,19 @@ def test_keyword_arguments_and_bad_paths(tmp_path: Path) -> None:
     with pytest.raises(fq.StageError, match="needs a converted model"):
         fq.export_pt2(nn.Linear(2, 2), tmp_path / "n.pt2", torch.randn(1, 2))
     assert not (tmp_path / "n.pt2").exists()
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.fc(x) + y
+
+
+def test_a_tensor_that_stands_twice_in_the_example_is_two_inputs(tmp_path: Path) -> None:
+    x, y = torch.randn(2, 4), torch.randn(2, 4)
+    quantized = fq.quantize(Sum(), [(x, y)], engine="reference", effort="fast")
+    exported = torch.export.load(fq.export_pt2(quantized, tmp_path / "model.pt2", (x, x))).module()
+    assert torch.equal(exported(x, y), quantized(x, y))

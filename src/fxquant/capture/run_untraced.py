@@ -109,6 +109,20 @@ def _copy_leaf(leaf: object) -> object:
         return leaf
 
 
+def apart(value: Inputs) -> Inputs:
+    """Return inputs in which no tensor stands twice: torch.export reads the one for both, in every later call, too."""
+    seen: set[int] = set()
+
+    def once(leaf: object) -> object:
+        if isinstance(leaf, torch.Tensor) and id(leaf) in seen:
+            return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        seen.add(id(leaf))
+        return leaf
+
+    made: Inputs = pytree.tree_map(once, value)
+    return made
+
+
 def difference(ours: Any, theirs: object, name: str = "output") -> str | None:
     """Return what differs between two outputs, or None; containers are compared item by item."""
     if _IMMUTABLE.get(type(ours), type(ours)) is not type(theirs):

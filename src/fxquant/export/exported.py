@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fxquant.capture.run_untraced import apart
 from fxquant.capture.source_lines import reason_in_graph
 from fxquant.errors import ConfigError
 from fxquant.export.onnx.failure import failure, quiet
@@ -36,7 +37,7 @@ def export_program(
 ) -> torch.export.ExportedProgram:
     """torch.export of a model, with its failures in the user's words. What is dynamic stays open (open_sizes.py)."""
     example, shapes = open_sizes(tree, example, caller, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
-    args, kwargs = example
+    args, kwargs = apart(example)
     try:
         with torch.no_grad(), quiet():
             return torch.export.export(tree, args, kwargs, dynamic_shapes=shapes)

@@ -31,6 +31,7 @@ from fxquant.capture.inputs import PLAIN, Slot, add_placeholders, as_call, signa
 from fxquant.capture.reasons import Cause
 from fxquant.capture.recording import Recording
 from fxquant.capture.request import Request
+from fxquant.capture.run_untraced import apart
 from fxquant.capture.source_lines import locate, reason, reason_of, set_origins
 from fxquant.errors import CaptureError
 from fxquant.graph.nodes import TensorInfo
@@ -86,7 +87,7 @@ def _check_outputs(recording: Recording) -> None:
 
 
 def _run_export(tree: nn.Module, slots: tuple[Slot, ...], values: dict[str, object], dynamic: bool) -> ExportedProgram:
-    args, kwargs = as_call(slots, values)
+    args, kwargs = apart(as_call(slots, values))
     shapes = None
     if dynamic:
         named = dict(signature_of(tree).bind(*args, **kwargs).arguments)
