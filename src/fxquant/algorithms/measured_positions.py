@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fxquant.algorithms.replay import Chunk
 from fxquant.errors import ConfigError
@@ -56,7 +57,8 @@ def _some(calls: list[Chunk], samples: int) -> list[tuple[object, ...]]:
     found: list[tuple[Any, ...]] = []
     for values in calls:
         tensors = [value for value in values if isinstance(value, Tensor)]
-        if len(tensors) != 1 or not tensors[0].dim():
+        inside = sum(isinstance(value, Tensor) for value in tree_leaves(values)) - len(tensors)
+        if inside or len(tensors) != 1 or not tensors[0].dim():
             found.append(tuple(values))
             continue
         for row in range(len(tensors[0])):

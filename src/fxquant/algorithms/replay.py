@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.func import functional_call
 from torch.fx.node import Argument, Target
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fxquant.algorithms.segments import Segment
 from fxquant.graph.interpret import PlainInterpreter
@@ -89,7 +90,7 @@ def loss_between(made: Values, true: Values) -> Tensor:
 @torch.no_grad()
 def chunks_of(region: Region, parts: list[Segment], rows: int) -> list[Chunk]:
     """The inputs that calibration kept, `rows` samples at a time where the graph takes them so, else call by call."""
-    calls = [[_own(value) for value in call] for call in kept_inputs(region)]
+    calls: list[Chunk] = [tree_map(_own, call) for call in kept_inputs(region)]
     if not calls:
         return []
     chunks = _rechunked(region, parts, calls, rows)
@@ -103,6 +104,8 @@ def _own(value: object) -> object:
 
 def _rechunked(region: Region, parts: list[Segment], calls: list[Chunk], rows: int) -> list[Chunk]:
     tensors = [index for index, value in enumerate(calls[0]) if isinstance(value, Tensor)]
+    if len(tensors) != sum(isinstance(value, Tensor) for value in tree_leaves(calls[0])):
+        return calls  # some are inside of containers
     shapes = {tuple(tuple(call[index].shape[1:]) for index in tensors) for call in calls}
     sizes = {call[index].shape[0] if call[index].dim() else 0 for call in calls[:1] for index in tensors}
     if len(shapes) != 1 or len(sizes) != 1 or not _splits(region, parts, calls[0], tensors):

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 Calls = Sequence[Sequence[Any]]
 
@@ -22,7 +23,7 @@ def ways_to_call(kept: list[list[object]], samples: int) -> Iterator[Calls]:
     """Yield calls with about so many samples: the fastest way first, last the one that any graph takes."""
     rows = _some_rows(kept, samples)
     if rows:
-        yield [[_channels_last(value) for value in some] for call in rows for some in _few_pictures(call)]
+        yield [tree_map(_channels_last, some) for call in rows for some in _few_pictures(call)]
         yield rows
     yield _some_calls(kept, samples)
 
@@ -34,14 +35,16 @@ def count_judges(calls: Calls) -> int:
 
 def _some_calls(kept: list[list[object]], samples: int) -> Calls:
     """Calls that calibration kept, spread over all, of so many samples or a few more."""
-    tensors = [value for value in (kept[0] if kept else ()) if isinstance(value, Tensor) and value.dim()]
+    tensors = [value for value in tree_leaves(kept[:1]) if isinstance(value, Tensor) and value.dim()]
     wanted = -(-samples // max((len(value) for value in tensors), default=1))
     return kept[:: max(1, len(kept) // wanted)][:wanted]
 
 
 def _some_rows(kept: list[list[object]], samples: int) -> Calls:
     """So many samples in a few calls, spread over all; none where tensors of a call have not one row for each."""
-    sizes = [{len(value) if value.dim() else 0 for value in call if isinstance(value, Tensor)} for call in kept]
+    sizes = [
+        {len(value) if value.dim() else 0 for value in tree_leaves(call) if isinstance(value, Tensor)} for call in kept
+    ]
     if not kept or any(len(each) != 1 for each in sizes) or min(map(min, sizes)) <= 1:
         return []
     rows, found, taken = -(-samples // PARTS), list[list[object]](), [0] * len(kept)
@@ -54,12 +57,12 @@ def _some_rows(kept: list[list[object]], samples: int) -> Calls:
 
 
 def _rows(call: Sequence[object], start: int, stop: int) -> list[object]:
-    return [value[start:stop] if isinstance(value, Tensor) else value for value in call]
+    return [tree_map(lambda x: x[start:stop] if isinstance(x, Tensor) else x, value) for value in call]
 
 
 def _few_pictures(call: Sequence[object]) -> Iterator[Sequence[object]]:
     """Split a call with pictures into smaller ones. Others stay: the first axis of sequences may be time."""
-    size = max((len(value) for value in call if _is_picture(value)), default=0)
+    size = max((len(value) for value in tree_leaves(call) if _is_picture(value)), default=0)
     if not size:
         yield call
     for start in range(0, size, _PICTURES):

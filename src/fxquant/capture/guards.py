@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fxquant.capture.conditions import Condition, holds, show
 from fxquant.errors import InputError
+from fxquant.graph.container_reads import reads
 from fxquant.graph.nodes import holds_argument
 
 _ANY_SIZE = (
@@ -82,6 +83,7 @@ def guard_rank(graph: fx.Graph, tensor: fx.Node, rank: int) -> None:
     graph.call_function(check_same, (graph.call_method("dim", (tensor,)), "int", rank))
 
 
+@reads("leaves")
 def unpack(value: object, name: str, structure: str) -> list[object]:
     """Return the leaves of a container argument, which must have the structure it had in the capture."""
     spec = _load_structure(structure)
@@ -95,6 +97,7 @@ def unpack(value: object, name: str, structure: str) -> list[object]:
         ) from error
 
 
+@reads("item")
 def take_item(container: Mapping[object, object], key: object, name: str) -> object:
     """Return the item of a container argument that the model's code reads."""
     try:
@@ -105,6 +108,7 @@ def take_item(container: Mapping[object, object], key: object, name: str) -> obj
         ) from error
 
 
+@reads("items")
 @has_side_effect
 def check_items(container: Collection[object], name: str, fixed: tuple[object, ...] | int) -> None:
     """Raise unless a container argument has the keys, or the number of items, that it had in the capture."""
@@ -117,6 +121,7 @@ def check_items(container: Collection[object], name: str, fixed: tuple[object, .
         )
 
 
+@reads("key")
 @has_side_effect
 def check_key(container: Container[object], name: str, key: object, present: bool) -> None:
     """Raise unless a container argument has a key if it had it in the capture, and only then."""

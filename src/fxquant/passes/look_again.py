@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx
 
 from fxquant.graph.algorithm import Watched
+from fxquant.graph.container_reads import rebuilt, tensors_read
 from fxquant.graph.interpret import PlainInterpreter
-from fxquant.graph.nodes import NOT_HELD, held_value, tensor_info
 from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.sample import Inputs, Sample
@@ -37,10 +37,10 @@ def kept_inputs(region: Region) -> list[list[object]]:
     found: list[list[Any]] = []
     for call in watcher.calls():
         given = dict(zip(names, call, strict=True))
-        values = [given[node.name] if node.name in given else _default(node) for node in _placeholders(region)]
-        if any(value is _MISSING for value in values):
+        try:
+            found.append([rebuilt(node, given) for node in _placeholders(region)])
+        except ValueError:
             return []
-        found.append(values)
     return found
 
 
@@ -79,21 +79,9 @@ class _Looking(PlainInterpreter):
         return value
 
 
-_MISSING = object()
-
-
 def _placeholders(region: Region) -> Iterator[fx.Node]:
     return (node for node in region.graph.nodes if node.op == "placeholder")
 
 
 def _tensor_inputs(region: Region) -> tuple[str, ...]:
-    return tuple(node.name for node in _placeholders(region) if tensor_info(node) is not None)
-
-
-def _default(node: fx.Node) -> object:
-    held = held_value(node)
-    if held is not NOT_HELD:
-        return held
-    if node.users:  # they read what is in it: a container, of which nothing was kept
-        return _MISSING
-    return node.args[0] if node.args else None
+    return tuple(tensor.name for node in _placeholders(region) for tensor in tensors_read(node))
