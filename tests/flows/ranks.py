@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -82,6 +83,35 @@ def check_start_and_observers() -> None:
             assert all(torch.equal(value, other[key]) for other in states), (name, key)
 
 
+class Remembers(nn.Module):
+    """Counts its calls in a place that all instances share."""
+
+    calls: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x.sum()) < 1e9:
+            self.calls.append(len(x))
+        return self.fc(x)
+
+
+def check_sharded_model_forgets() -> None:
+    float_model, x = Remembers().eval(), torch.randn(2, 4)
+    model = fq.prepare_fx(float_model, fq.get_default_qconfig_mapping(), (x,))
+    fully_shard(model)
+    for _ in range(2):
+        fq.calibrate(model, [x])
+        assert Remembers.calls == []
+    sharded = fully_shard(Remembers().eval())
+    sharded(x)
+    Remembers.calls.clear()
+    fq.check(sharded, fq.quantize(float_model, [x], effort="fast"), [x])
+    assert Remembers.calls == []
+
+
 def check_sharded(expected: list[tuple[float, int]]) -> None:
     model = prepare("histogram")
     plain = prepare("histogram")
@@ -106,6 +136,7 @@ def main() -> None:
     check_calibration_in_parts(expected["entropy"])
     check_start_and_observers()
     check_sharded(expected["histogram"])
+    check_sharded_model_forgets()
     if dist.get_rank() == 0:
         print("ranks agree")
     dist.destroy_process_group()

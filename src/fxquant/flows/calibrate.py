@@ -64,7 +64,7 @@ def calibrate(
     watchers = [module for module in prepared.modules() if isinstance(module, Watcher)]
     with (
         torch.no_grad(),
-        _forgetting(prepared),
+        left_as_it_was(prepared),  # what it remembers of calls would be in the answers of the converted model
         _observing(prepared) as observers,
         merging_over_ranks([*observers, *watchers]),
     ):
@@ -77,15 +77,6 @@ def calibrate(
     if not count and stages and not any(observer.seen for observer in observers):
         raise CalibrationError("the calibration data has no batches. Give at least one; about 100 images is usual.")
     return prepared
-
-
-def _forgetting(prepared: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Put back what the model remembers of calls: it would be in the answers of the converted model.
-
-    Tensors of fully_shard are moved about by calls, and are torch's to keep.
-    """
-    sharded = any(type(parameter.data) is not Tensor for parameter in prepared.parameters())
-    return contextlib.nullcontext() if sharded else left_as_it_was(prepared)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxquant as fq
-from fxquant.capture.untouched.snapshot import Ground, Snapshot
+from fxquant.capture.untouched.snapshot import Ground, Snapshot, left_as_it_was
 from fxquant.graph.clone_tree import clone_tree
 from ssd import Ssd, detect
 from state import state_of
@@ -360,3 +360,29 @@ def test_a_dict_is_read_past_the_methods_of_its_class() -> None:
     prepared = fq.prepare_fx(Made().eval(), MAPPING, (torch.randn(2, 4),))
     assert fq.explain(prepared).int8_share == 1.0
     assert list(dict.values(MAKERS)) == held
+
+
+class Shard(Tensor):
+    """Stands for what fully_shard makes of parameters."""
+
+
+class Sharded(nn.Module):
+    calls: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.ones(4).as_subclass(Shard))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(1)
+        self._parameters["weight"] = nn.Parameter(torch.ones(4))  # for the call, and the next one
+        return self.linear(x)
+
+
+def test_parameters_that_torch_moves_about_stay_and_all_else_goes_back() -> None:
+    model = Sharded()
+    with left_as_it_was(model):
+        model(torch.randn(2, 4))
+        gathered = model.weight
+    assert model.weight is gathered and Sharded.calls == []

@@ -2,7 +2,8 @@
 
 Followed from the modules: plain attributes, what is in lists, dicts, sets and objects of the user's classes, tensors
 that are no parameters, closures, class attributes, and the globals that the code names (`graph.reach`). A result that
-`lru_cache` keeps cannot be taken back, so a cache that took in something is cleared.
+`lru_cache` keeps cannot be taken back, so a cache that took in something is cleared. Parameters of fully_shard are
+other tensors after a call than before, and stay so.
 
 Most of that hangs on code, which all runs of one model share: a `Ground` follows it once, and the snapshots that are
 taken on it follow attributes only.
@@ -165,6 +166,8 @@ class Snapshot:
         if not table:
             self._empty.append(table)
             return
+        if name == "_parameters" and isinstance(table, dict) and any(map(_is_sharded, table.values())):
+            return  # calls move them about, and those of before would not fit the next call
         kind = TABLE if isinstance(table, dict) else SET
         self._records.append((table, kind.take(table), kind, 0))
         if name not in ("_parameters", "_modules"):
@@ -261,6 +264,11 @@ class Ground:
     def knows(self, code: object) -> bool:
         """Tell whether a function, class or module was followed."""
         return id(code) in self._snapshot._seen or code in self._snapshot._classes
+
+
+def _is_sharded(parameter: Tensor | None) -> bool:
+    """Tell whether a parameter is torch's to keep: one of fully_shard."""
+    return parameter is not None and type(parameter.data) is not Tensor
 
 
 def _rebind(table: dict[str, object], name: str, value: object) -> None:
