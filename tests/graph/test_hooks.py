@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ def test_hooks_that_are_traced_are_told_of() -> None:
     model.stem.register_forward_hook(lambda module, args, result: 2 * result)
     with pytest.warns(UserWarning, match="hooks of 'stem' were traced"):
         quantized = converted(model)
-    assert sqnr_db(model(X), quantized(X)) > 25
+    with warnings.catch_warnings():  # they have their effect
+        warnings.simplefilter("error")
+        assert sqnr_db(model(X), quantized(X)) > 25
 
 
 def test_hooks_are_not_in_files(tmp_path: Path) -> None:
@@ -72,3 +75,28 @@ def test_hooks_are_not_in_files(tmp_path: Path) -> None:
     model.out.register_forward_hook(lambda module, args, result: 2 * result)
     with pytest.warns(UserWarning, match="save: the hooks of 'out' are Python"):
         fq.save(converted(model), tmp_path / "net.fq")
+
+
+@pytest.mark.parametrize("engine", ["native", "onednn", "reference"])
+def test_hooks_that_nothing_calls_are_told_of(engine: Any) -> None:
+    quantized, seen = converted(Net().eval(), engine), []
+    quantized(X)
+    for path in ("stem", "stem.1", "drop", "out"):  # a container, what was folded, what does nothing; and an op
+        quantized.get_submodule(path).register_forward_hook(lambda *args, path=path: seen.append(path))
+    with pytest.warns(UserWarning, match="hooks of 'stem', 'stem.1', 'drop' are not called.*'stem\\."):
+        quantized(X)
+    assert seen == ["out"]
+    with warnings.catch_warnings():  # once
+        warnings.simplefilter("error")
+        quantized(X)
+
+
+def test_standalone_modules_call_hooks() -> None:
+    config = fq.PrepareCustomConfig().set_standalone_module_name("stem", None, None, None, None)
+    prepared = fq.prepare_fx(Net().eval(), fq.get_default_qconfig_mapping("x86"), (X,), config)
+    quantized, seen = fq.convert_fx(fq.calibrate(prepared, [X])), []
+    quantized.get_submodule("stem").register_forward_hook(lambda module, args, result: seen.append(result.shape))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantized(X)
+    assert seen == [(2, 8, 6, 6)]

@@ -8,6 +8,7 @@ convolutions and linears too, which are the modules that hold their integers.
 from __future__ import annotations
 
 import logging
+import warnings
 
 from torch import fx, nn
 
@@ -15,7 +16,9 @@ from fxquant.engines.made_from import called_modules
 from fxquant.engines.read_qdq import weight_path
 from fxquant.engines.transformed import Transformed, takes
 from fxquant.graph import torch_compat
+from fxquant.graph.hooks import unheard_hooks
 from fxquant.graph.lowering import Runner, filled_graph, reference_graph, run_instead, run_own_graph, runs_own_graph
+from fxquant.graph.paths import is_within
 from fxquant.graph.region import Region, region_name
 from fxquant.ops.table import OPS
 
@@ -32,6 +35,7 @@ class Hooks:
         self.found = False
         self.told = told  # that the region is slower for them
         self._paths: list[str] | None = None
+        self._unheard: set[str] = set()  # of which was told
 
     def listen(self, region: Region) -> bool:
         """Whether there are hooks. If they are on modules that kernels stand for, the region runs its plain graph."""
@@ -56,6 +60,21 @@ class Hooks:
                     "%r runs its plain graph, without kernels, while modules in it have hooks", region_name(region)
                 )
         self.found = inside or any(map(_has_hooks, called_modules(region)))
+        self._tell_of_unheard(region)
+
+    def _tell_of_unheard(self, region: Region) -> None:
+        """Say once of each module whose hooks nothing calls: its code is part of a graph, or it does nothing."""
+        called = [str(node.target) for node in reference_graph(region).nodes if node.op == "call_module"]
+        unheard = [path for path in unheard_hooks(region, [*called, *(self._paths or ())]) if path not in self._unheard]
+        self._unheard.update(unheard)
+        if unheard:
+            warnings.warn(
+                f"hooks of {', '.join(map(repr, unheard))} are not called: the graph of {region_name(region)!r} has "
+                "the ops of such a module, or left it out, and no call of it. Hook the module of a single op "
+                f"({_example(self._paths, unheard[0])}), or prepare the model with the module named as standalone: it "
+                "is quantized as a unit then, which is called.",
+                stacklevel=10,
+            )
 
 
 class Plain(Runner):
@@ -109,6 +128,12 @@ def _calling(region: Region) -> fx.Graph:
         graph.erase_node(node)
     graph.eliminate_dead_code(lambda node: node.op != "get_attr" and node.target not in _MAKE_WEIGHTS)
     return graph
+
+
+def _example(paths: list[str] | None, unheard: str) -> str:
+    """Return a module that is called, inside of the one whose hooks are not if there is one."""
+    within = [path for path in paths or () if is_within(path, unheard)]
+    return repr([*(paths or ("the whole",)), *within][-1])
 
 
 def _has_hooks(module: nn.Module) -> bool:

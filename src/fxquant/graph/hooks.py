@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from torch import nn
 
 from fxquant.graph.lowering import reference_graph
 from fxquant.graph.paths import find_module, is_within, join_path
-from fxquant.graph.region import regions, stage_of
+from fxquant.graph.region import Region, preparation_of, regions, stage_of
 from fxquant.graph.region_parts import Stage
 
 HOOK_TABLES = (
@@ -35,8 +36,9 @@ def warn_of_traced_hooks(model: nn.Module, captured: nn.Module) -> None:
     found = []
     for path, region in regions(captured):
         called = [str(node.target) for node in region.graph.nodes if node.op == "call_module"]
-        inside = [at for at, module in region.named_modules() if at and _has_own_hooks(module)]
-        found += [join_path(path, at) for at in inside if not any(is_within(at, other) for other in called)]
+        traced = unheard_hooks(region, called)
+        preparation_of(region).traced_hooks = frozenset(key for keys in traced.values() for key in keys)
+        found += [join_path(path, at) for at in traced]
         source = find_module(model, path)  # none where a region stands for parameters, or for parts of a stock module
         if source is not None and _has_own_hooks(source) and not has_forward_hooks(region):
             found.append(path or "the model")
@@ -47,6 +49,19 @@ def warn_of_traced_hooks(model: nn.Module, captured: nn.Module) -> None:
             "modules that the custom config names as non-traceable, are called.",
             stacklevel=5,
         )
+
+
+def unheard_hooks(region: Region, called: Sequence[str]) -> dict[str, list[int]]:
+    """Return the hooks of modules that are neither called nor inside of one that is: their keys, by path.
+
+    Those that were traced are left out, since what they return is in the graph.
+    """
+    known, found = preparation_of(region).traced_hooks, {}
+    for path, module in region.named_modules():
+        if path and _has_own_hooks(module) and not any(is_within(path, other) for other in called):
+            keys = [key for key in (*module._forward_hooks, *module._forward_pre_hooks) if key not in known]
+            found.update({path: keys} if keys else {})
+    return found
 
 
 def _has_own_hooks(module: nn.Module) -> bool:

@@ -52,3 +52,4 @@ class Preparation:
     float_calls: FloatCalls | None = None  # inputs on which moves of scales are measured, until these are chosen
     float_means: FloatMeans | None = None  # by which biases are corrected, until they are
     boundary: Boundary | None = None  # inputs and outputs that are integers
+    traced_hooks: frozenset[int] = frozenset()  # keys of those whose results became part of the graph
