@@ -126,6 +126,25 @@ def test_what_cannot_be_quantized_is_named() -> None:
         model(input=x.tolist())
 
 
+class Turned(nn.Module):
+    """The input is moved before it is quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.transpose(1, 2).contiguous()[:, :, 1:])
+
+
+def test_what_is_quantized_behind_moves_is_named() -> None:
+    x = torch.randn(2, 6, 4)
+    model = fq.quantize(Turned().eval(), [x], engine="reference")
+    model(x.half())
+    with pytest.raises(InputError, match=r"input 0 \('x'\) is of torch.float64, and the model quantizes it"):
+        model(x.double())
+
+
 class Rooted(nn.Module):
     """NaN arises inside, in an op that has no kernel or in one that has."""
 

@@ -34,7 +34,7 @@ from fxquant.graph.standing import Standing
 from fxquant.numerics.grid import OFF, Grid, share_memory, why_off
 from fxquant.numerics.seen import Seen
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight
-from fxquant.ops.table import OPS, OpTable, activation_nodes
+from fxquant.ops.table import OPS, OpTable, Role, activation_nodes
 
 _DEQUANTIZE = (torch_compat.DEQUANTIZE, torch_compat.DEQUANTIZE_CHANNEL)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -104,7 +104,7 @@ class Filled:
         graph = reference_graph(region)
         if not self.waiting:
             _filled(region, graph, OPS)
-            self.inputs = _quantized_inputs(graph)
+            self.inputs = _quantized_inputs(region, graph)
         return graph
 
     @torch_compat.on_plain_sizes  # what it reads is no part of a trace
@@ -190,14 +190,24 @@ def _filled(region: Region, graph: fx.Graph, ops: OpTable) -> None:
     graph.lint()
 
 
-def _quantized_inputs(graph: fx.Graph) -> tuple[tuple[int, str], ...]:
-    given = graph.find_nodes(op="placeholder")
-    quantize = torch_compat.QUANTIZE_OPS
+def _quantized_inputs(region: Region, graph: fx.Graph) -> tuple[tuple[int, str], ...]:
     return tuple(
         (place, str(node.target))
-        for place, node in enumerate(given)
-        if not str(node.target).startswith("*") and any(user.target in quantize for user in node.users)
+        for place, node in enumerate(graph.find_nodes(op="placeholder"))
+        if not str(node.target).startswith("*") and _is_quantized(region, node)
     )
+
+
+def _is_quantized(region: Region, node: fx.Node) -> bool:
+    """Tell whether a tensor is quantized, as it is or behind ops that move its values: those keep its dtype."""
+    for user in node.users:
+        if user.target in torch_compat.QUANTIZE_OPS and user.args[0] is node:
+            return True
+        op = OPS.of_node(user, region)
+        moves = op is not None and op.role is Role.SHARE and activation_nodes(user, op) == [node]
+        if moves and _is_quantized(region, user):
+            return True
+    return False
 
 
 def _why_off(region: Region, grid: QParams) -> str | None:
