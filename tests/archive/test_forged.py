@@ -73,6 +73,22 @@ def test_scales_along_another_axis_are_refused_at_load(folder: Path, bases: dict
             fq.load(tmp_path / "turned.fq", engine="reference")
 
 
+@pytest.mark.parametrize("value", [0, 6, 2**31, ["node", "n"]])
+@pytest.mark.parametrize("name", ["dtype", "layout", "memory_format", "device"])
+def test_dtypes_of_ops_are_no_numbers(name: str, value: object, bases: dict[str, File], tmp_path: Path) -> None:
+    """Torch looks in its tables for the dtype of that number, and reads memory, or crashes, if there is none."""
+
+    def number(file: File) -> None:
+        word = "clone" if name == "memory_format" else "zeros_like"
+        op, x = f"torch.ops.aten.{word}.default", ["node", "input_1"]
+        rows(file, ("n", ".size", [x, 0]), ("m", op, [x]))
+        file.row(op)[4] = ["dict", [name, value]]
+
+    write(forged(bases["linear"], number), tmp_path / "numbers.fq")
+    with pytest.raises(fq.ArchiveError, match=rf"{name}=.* is no (torch\.)?{name}"):
+        fq.load(tmp_path / "numbers.fq", engine="reference")
+
+
 @pytest.mark.parametrize("name", ["quantizers._1.scale", "0.weight", "0.weight_scale"])
 def test_graphs_do_not_write_to_what_was_checked(name: str, bases: dict[str, File], tmp_path: Path) -> None:
     """Through a view of it, too; else the second call would find a scale that is none."""

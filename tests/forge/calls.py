@@ -26,6 +26,7 @@ _TEXTS = (
     *("sum_", "", "x" * 200, "cpu", "fro", "nuc", "ortho", "add", "ij", "xy", "complete", "U", "lower", "midpoint"),
 )
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool", "complex64")
+_NAMED = {"ScalarType": _DTYPES, "Layout": ("strided",), "MemoryFormat": ("contiguous_format", "channels_last")}
 
 
 @functools.cache
@@ -117,7 +118,7 @@ def _arguments(schema: Any, rng: random.Random, take: Callable[[], Any]) -> tupl
             continue
         if rng.random() < 0.03:
             continue
-        value = _any(rng, take) if rng.random() < 0.05 else _of_type(str(argument.type), rng, take)
+        value = _any(rng, take) if rng.random() < 0.05 else _of_type(str(argument.real_type), rng, take)
         missing = len(args) < schema.arguments.index(argument)
         if argument.kwarg_only or missing:
             kwargs.append([argument.name, value])
@@ -143,7 +144,9 @@ def _of_type(kind: str, rng: random.Random, take: Callable[[], Any]) -> Any:
         return rng.random() < 0.5
     if kind == "str":
         return rng.choice(_TEXTS)
-    return _any(rng, take)
+    if kind in _NAMED:
+        return ["torch", rng.choice(_NAMED[kind])]
+    return ["device", "cpu"] if kind == "Device" else _any(rng, take)
 
 
 def _any(rng: random.Random, take: Callable[[], Any]) -> Any:

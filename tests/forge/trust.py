@@ -206,12 +206,21 @@ def _ops() -> Iterator[tuple[str, str, Any]]:
         start = [(f"{key}_" if key in ("i", "i2", "i4") else key, what, how) for key, what, how in made]
         call = [*start, *indexed, ("evil", full, args)]
         yield f"op {name}", "conv", partial(_rows, made=call)
+    for name in ("dtype", "layout", "memory_format", "device"):
+        target = f"{aten}clone.default" if name == "memory_format" else f"{aten}zeros_like.default"
+        for value in (-1, -2, 6, 10**6, 2**31, 2**40, True, ["node", "n"]):
+            yield f"{name} {value} of an op", "conv", partial(_numbered, target=target, name=name, value=value)
     sorter = ["dict", ["sorter", ["node", "i"]]]
     yield "op searchsorted with a sorter", "conv", partial(_sorted, start=made, kwargs=sorter)
 
 
 def _rows(file: File, made: list[tuple[str, str, Any]]) -> None:
     rows(file, *made)
+
+
+def _numbered(file: File, target: str, name: str, value: Any) -> None:
+    rows(file, ("n", ".size", [X, 0]), ("evil", target, [X]))
+    file.row(target)[4] = ["dict", [name, value]]
 
 
 def _sorted(file: File, start: list[tuple[str, str, Any]], kwargs: Any) -> None:

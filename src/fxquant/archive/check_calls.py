@@ -31,6 +31,12 @@ SIZING = frozenset(
     )
 )
 _PARTS = {"unbind": 1, "split": 2, "chunk": 2, "tensor_split": 2, "hsplit": 2, "vsplit": 2, "dsplit": 2}
+_NAMED = {  # torch also takes the number of one, and looks for it in its table, however far behind the end
+    "ScalarType": (torch.dtype,),
+    "Layout": (torch.layout,),
+    "MemoryFormat": (torch.memory_format,),
+    "Device": (torch.device, str),
+}
 _GEOMETRY = (("stride", 1), ("dilation", 1), ("groups", 1), ("padding", 0), ("output_padding", 0))
 
 
@@ -39,6 +45,10 @@ def check_values(
 ) -> None:
     """Raise an ArchiveError if a call has arguments that torch would trust."""
     word = _word(node)
+    if isinstance(node.target, torch._ops.OpOverload):
+        _check_named(node.target, args, kwargs)
+    if is_whole(kwargs.get("device")):
+        raise ArchiveError(f"it is for the device {kwargs['device']}. A file is for the CPU.")
     if by_data and word in SIZING:
         raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
     if word == "one_hot" and not is_whole(_given(node, args, kwargs, 1, "num_classes"), 1):
@@ -71,6 +81,16 @@ def _word(node: fx.Node) -> str:
 
 def _given(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object], at: int, name: str) -> object:
     return args[at] if len(args) > at else kwargs.get(name)
+
+
+def _check_named(op: torch._ops.OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    arguments = op._schema.arguments
+    given = {**dict(zip((argument.name for argument in arguments), args, strict=False)), **kwargs}
+    for argument in arguments:
+        kinds = _NAMED.get(str(argument.real_type).removeprefix("Optional[").removesuffix("]"))
+        value = given.get(argument.name)
+        if kinds is not None and value is not None and not isinstance(value, kinds):
+            raise ArchiveError(f"{argument.name}={value!r} is no {kinds[0].__name__}.")
 
 
 def _check_parts(node: fx.Node, word: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
