@@ -4,24 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from fxquant.config_file import Quantization, common
-from zoo import ZOO
-
-MODEL = {"name": "m", "framework": "pytorch_fx"}
-
-
-def labelled(count: int = 4, size: int = 8) -> list[tuple[Tensor, Tensor]]:
-    return [(torch.randn(size, 3, 16, 16), torch.randint(0, 10, (size,))) for _ in range(count)]
-
-
-def quantizer(model: nn.Module | None = None, **sections: Any) -> Quantization:
-    made = Quantization({"model": MODEL, **sections})
-    made.engine = "onednn"
-    made.model = model if model is not None else ZOO["plain"].build()
-    return made
+from config_file.quantizer import labelled, quantizer
+from fxquant.config_file import common
 
 
 def test_metric_and_data_of_code() -> None:

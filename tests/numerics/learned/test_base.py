@@ -10,30 +10,12 @@ from torch import nn
 
 from fxquant.config.spec import Spec
 from fxquant.numerics.fake_quant import FakeQuant
-
-SPECS = {
-    "ste": Spec(signed=False, symmetric=False, learn="ste", observer="moving_average"),
-    "lsq": Spec(bits=4, signed=False, learn="lsq"),
-    "lsq asym": Spec(bits=4, signed=False, symmetric=False, learn="lsq"),
-    "lsq+": Spec(bits=4, signed=False, symmetric=False, learn="lsq+"),
-    "tqt": Spec(learn="tqt"),
-    "pact": Spec(bits=4, signed=False, learn="pact"),
-}
-
+from numerics.learned_specs import SPECS, X, trained
 
 LEARNED = {name: spec for name, spec in SPECS.items() if name != "ste"}
 
 
-X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
-
-
 learned = pytest.mark.parametrize("spec", LEARNED.values(), ids=LEARNED)
-
-
-def trained(spec: Spec) -> FakeQuant:
-    quantizer = FakeQuant(spec, "t").train()
-    quantizer(X)
-    return quantizer
 
 
 @learned

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from fxquant.config.spec import Spec
 from fxquant.numerics.fake_quant import FakeQuant
-
-SPECS = {
-    "ste": Spec(signed=False, symmetric=False, learn="ste", observer="moving_average"),
-    "lsq": Spec(bits=4, signed=False, learn="lsq"),
-    "lsq asym": Spec(bits=4, signed=False, symmetric=False, learn="lsq"),
-    "lsq+": Spec(bits=4, signed=False, symmetric=False, learn="lsq+"),
-    "tqt": Spec(learn="tqt"),
-    "pact": Spec(bits=4, signed=False, learn="pact"),
-}
-
-
-LEARNED = {name: spec for name, spec in SPECS.items() if name != "ste"}
-
-
-X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+from numerics.learned_specs import SPECS, X
 
 
 def test_the_offset_of_lsq_plus_learns() -> None:
-    spec = LEARNED["lsq+"]
+    spec = SPECS["lsq+"]
     quantizer = FakeQuant(spec, "t").train()
     quantizer(X.abs())  # starts at a range from 0 on
     x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
