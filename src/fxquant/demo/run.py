@@ -53,7 +53,8 @@ def run(*, output: Path, digits: bool = False, seed: int = 0, quiet: bool = Fals
     began = time.perf_counter()
     quantized = fq.quantize(case.model, case.calibration, progress=True)
     saved = fq.save(quantized, output / "model.fq")
-    console.print(f"  {time.perf_counter() - began:.1f} s, {fq.explain(quantized).summary()}", highlight=False)
+    summary = fq.explain(quantized).summary()
+    console.print(f"  {time.perf_counter() - began:.1f} s, {summary}", highlight=False, soft_wrap=True)
 
     console.print("Measuring both, on every engine here ...")
     made = fq.report(

@@ -41,7 +41,7 @@ class TuneResult(Shown):
         )
         return (
             f"{drop}{bounds}): {verdict}. Predicted time {self.best.time:.2f}, size {self.best.size:.2f} of float. "
-            f"{len(self.trials)} trial{'s' * (len(self.trials) != 1)}; stopped: {self.stopped}. {self.best.plan}"
+            f"{len(self.trials)} trial{'s' * (len(self.trials) != 1)}; stopped: {self.stopped}. Plan: {self.best.plan}."
         )
 
     def table(self) -> Table:

@@ -47,7 +47,7 @@ class Runtime(ABC, Generic[Session]):
     ) -> None:
         caller = f"engine={self.engine!r}"
         if importlib.util.find_spec(self.package) is None:
-            raise ConfigError(f"{caller} needs {self.package}. Install with: pip install fxquant[{self.engine}]")
+            raise ConfigError(f"{caller} needs {self.package}. Install with: pip install 'fxquant[{self.engine}]'")
         self.alone = alone
         self.fixed_batch = ""
         try:

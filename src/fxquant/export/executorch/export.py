@@ -63,7 +63,7 @@ def export_executorch(
 ) -> ExecuTorchFile:
     """Write a converted model as an ExecuTorch program for XNNPACK, for the shapes of `example_inputs`.
 
-    Prepare it for the target "xnnpack". Needs `pip install fxquant[executorch]`. See docs/export.md.
+    Prepare it for the target "xnnpack". Needs `pip install 'fxquant[executorch]'`. See docs/export.md.
 
     Example:
         >>> made = fq.export_executorch(fq.quantize(model, loader), "net.pte", loader[0])  # needs executorch
@@ -73,7 +73,7 @@ def export_executorch(
         reason = "it is a directory" if file.is_dir() else f"there is no directory {str(file.parent)!r}"
         raise ConfigError(f"{_CALLER} cannot write {str(file)!r}: {reason}.")
     if importlib.util.find_spec("executorch") is None:
-        raise ConfigError(f"{_CALLER} needs executorch. Install with: pip install fxquant[executorch]")
+        raise ConfigError(f"{_CALLER} needs executorch. Install with: pip install 'fxquant[executorch]'")
     tree = reference_of(model, _CALLER)
     fit_xnnpack(tree)
     example = bind(parameters_of(tree), *call_of(example_inputs, example_kwargs, _CALLER))

@@ -144,7 +144,7 @@ def to_onnx(
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{caller} needs {', '.join(missing)}. Install with: pip install fxquant[onnx]")
+        raise ConfigError(f"{caller} needs {', '.join(missing)}. Install with: pip install 'fxquant[onnx]'")
     tree = reference_of(model, caller)
     wanted = _opset(tree, opset, caller)
     keep_own_biases(tree)
