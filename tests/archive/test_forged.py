@@ -7,10 +7,11 @@ from itertools import chain, islice
 from pathlib import Path
 
 import pytest
+import torch
 
 import fxquant as fq
 from forge.crafted import crafted
-from forge.files import File, forged, read, write, write_bases
+from forge.files import File, forged, inputs, read, write, write_bases
 from forge.growth import rows
 from forge.run import crafted_cases, mutated_cases, run
 
@@ -87,6 +88,37 @@ def test_dtypes_of_ops_are_no_numbers(name: str, value: object, bases: dict[str,
     write(forged(bases["linear"], number), tmp_path / "numbers.fq")
     with pytest.raises(fq.ArchiveError, match=rf"{name}=.* is no (torch\.)?{name}"):
         fq.load(tmp_path / "numbers.fq", engine="reference")
+
+
+def _empty(file: File) -> None:
+    x, size, ends = ["node", "input_1"], ["list", 2, 5], ["node", "ends"]
+    made = [("a", "torch.empty", [size]), ("b", "torch.empty_like", [x]), ("c", ".new_empty", [x, size])]
+    for index, op in enumerate(("empty.memory_format", "empty_like.default", "new_empty.default")):
+        made.append((f"d{index}", f"torch.ops.aten.{op}", [x, size][(index == 0) : 1 + (index != 1)]))
+    made += [("y", "torch.zeros", [["list", 2, 64, 8]]), ("w", "torch.zeros", [["list", 2, 2, 64]])]
+    made += [("one", ".int", [["node", "e"]]), ("ends", ".expand", [["node", "one"], 2])]  # two numbers in one place
+    made += [("g0", "torch._grouped_mm", [x, ["node", "y"], ends])]
+    made += [("g1", "torch.ops.aten._grouped_mm.default", [["node", "w"], ["node", "t"], ends])]
+    made += [("all", "tuple", [["list", *(["node", name] for name in ("a", "b", "c", "d0", "d1", "d2", "g0", "g1"))]])]
+    made[6:6] = [("e", "torch.zeros", [1]), ("t", "torch.zeros", [["list", 64, 8]])]
+    rows(file, *made)
+    assert file.row("aten.empty.memory_format")[3] == ["tuple", size]
+    file.row("aten.empty.memory_format")[4] = ["dict", ["memory_format", ["torch", "contiguous_format"]]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("engine", ["reference", "onednn", "native"])
+def test_files_do_not_see_memory_that_nothing_wrote(engine: str, bases: dict[str, File], tmp_path: Path) -> None:
+    write(forged(bases["linear"], _empty), tmp_path / "empty.fq")
+    model = fq.load(tmp_path / "empty.fq", engine=engine)
+    for _ in range(3):
+        held = [torch.full(shape, 7.0) for shape in ((2, 5), (2, 8), (2, 64)) for _ in range(9)]
+        del held
+        *_, made = model(inputs("linear"))
+        assert len(made) == 8 and not any(each.any() for each in made)
+    fq.save(model, tmp_path / "again.fq")
+    fq.save(fq.load(tmp_path / "again.fq"), tmp_path / "third.fq")
+    assert (tmp_path / "again.fq").read_bytes() == (tmp_path / "third.fq").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["quantizers._1.scale", "0.weight", "0.weight_scale"])

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from fxquant.archive.check_header import reads_as_itself
 from fxquant.archive.language import ATTRIBUTES, aten_op, function_name, functions, methods
 from fxquant.archive.value_json import from_json, to_json
+from fxquant.archive.written_memory import written_word
 from fxquant.errors import ArchiveError
 from fxquant.graph.encode import META_KEYS, Ref, decode_graph, encode_graph
 from fxquant.graph.nodes import TensorInfo
@@ -61,6 +62,7 @@ def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., object]]) -> l
             stored = names.get(id(node.target), stored)
             if stored.startswith("torch._ops."):
                 stored = str(target)
+        stored, kwargs = written_word(op, stored, kwargs)
         _check_call(op, stored, args, kwargs, extra)
         rows.append([op, name, stored, to_json(args), to_json(kwargs), to_json(meta)])
     return rows
@@ -94,6 +96,7 @@ def _decode(row: object, extra: dict[str, Callable[..., object]], seen: set[str]
         raise ArchiveError(f"the graph has a node {str(name)[:60]!r}, which is no name, or there twice.")
     if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not isinstance(meta, dict):
         raise ArchiveError("the graph has a node whose arguments are none.")
+    target, kwargs = written_word(op, target, kwargs)
     _check_call(op, target, args, kwargs, extra)
     for ref in _refs((args, kwargs)):
         if ref.name not in seen:
@@ -101,7 +104,7 @@ def _decode(row: object, extra: dict[str, Callable[..., object]], seen: set[str]
     known = {key: value for key, value in meta.items() if key in META_KEYS}
     if not all(_fits_meta(key, value) for key, value in known.items()) or any(True for _ in _refs(known)):
         raise ArchiveError("the graph has notes on a node that are none.")
-    function = find_function(target, extra) if op == "call_function" else target
+    function = find_function(str(target), extra) if op == "call_function" else target
     return op, name, function, args, kwargs, known
 
 

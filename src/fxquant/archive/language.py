@@ -62,7 +62,7 @@ _PRODUCTS = """
     linalg_matrix_power linalg_multi_dot linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_svd linalg_vecdot
     linalg_eigh inverse det logdet slogdet matrix_exp linalg_matrix_exp stft istft fft_fft fft_ifft fft_rfft
     fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_fftshift
-    fft_ifftshift fft_hfft fft_ihfft grouped_mm _grouped_mm
+    fft_ifftshift fft_hfft fft_ihfft
 """
 _MOVES = """
     adjoint alias alias_copy argwhere atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors broadcast_to cat
@@ -97,7 +97,7 @@ _LAYERS = """
     soft_margin_loss triplet_margin_loss
 """
 _MADE = """
-    arange empty empty_like eye full full_like linspace logspace new_empty new_full new_ones new_tensor new_zeros
+    arange eye full full_like linspace logspace new_full new_ones new_tensor new_zeros
     ones ones_like rand rand_like randint randint_like randn randn_like randperm scalar_tensor tensor tril_indices
     triu_indices zeros zeros_like bernoulli normal uniform exponential
 """
@@ -151,7 +151,7 @@ def functions() -> dict[str, Callable[..., object]]:
     named += [function for function in inner if function is not None]
     named += [getattr(operator, word) for word in _OPERATORS.split()]
     named += [getattr(math, word) for word in _MATH.split()]
-    for function in (*named, *_BUILTINS, torch._assert, torch._grouped_mm):
+    for function in (*named, *_BUILTINS, torch._assert):
         found.setdefault(function_name(function), function)
     return found
 

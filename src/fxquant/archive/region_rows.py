@@ -14,6 +14,7 @@ from fxquant.archive.graph_json import graph_from_json, graph_to_json
 from fxquant.archive.language import function_name, functions, methods
 from fxquant.archive.module_rows import Row, name_of, stock_class
 from fxquant.archive.value_json import from_json, to_json
+from fxquant.archive.written_memory import grouped_mm
 from fxquant.capture import guards
 from fxquant.capture.conditions import as_conditions
 from fxquant.capture.symbolic.trace import run_forward
@@ -37,6 +38,7 @@ _OWN = (
     *(guards.apply_in_place, guards.read_now),
     *(convert_weights.dequantize_rows, convert_weights.pool_rows, convert_weights.output_padding),
     *(cells.lstm_gates, cells.gru_gates, cells.rnn_gates, attention.join_masks, transformer.clear_padding),
+    grouped_mm,
 )
 
 
