@@ -34,3 +34,15 @@ def test_one_row_and_rows_that_are_all_alike() -> None:
     moments = gram.moments()
     assert moments is not None
     torch.testing.assert_close(moments[0], torch.ones(1, 4, 4, dtype=torch.float64))
+
+
+def test_large_matrices_are_whole() -> None:
+    """Of which calibration keeps blocks on and above the diagonal alone."""
+    gram, x = Gram(Patches(channels=600, outputs=4096)), torch.randn(40, 600)
+    for part in x.split(20):
+        gram(part)
+    moments = gram.moments()
+    assert moments is not None
+    mean = x.double().mean(0)
+    wanted = shrink(covariance(x), 40) + mean.outer(mean)
+    torch.testing.assert_close(moments[0], wanted, rtol=1e-4, atol=1e-5)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fxquant.numerics.observers.watcher import Watcher, shows_numbers
 
+_BLOCK = 256  # columns that are done at one time
 _FEWEST = {False: 256, True: 64}  # rows that are always taken, if there are as many, by whether there are groups
 
 
@@ -68,7 +69,10 @@ class Answers:
 
 
 class Gram(Watcher):
-    """Watches the input of an op. Keeps one matrix and one vector for each of its groups."""
+    """Watches the input of an op. Keeps one matrix and one vector for each of its groups.
+
+    Of the matrix, only what is not below the diagonal counts.
+    """
 
     second: Tensor
     first: Tensor
@@ -93,7 +97,7 @@ class Gram(Watcher):
         if self.second.device != rows.device:
             self.to(rows.device)
         self.calls += 1
-        self.second += rows.transpose(1, 2) @ rows
+        _add_products(self.second, rows)
         self.first += rows.sum(1)
         self.count += rows.shape[1]
 
@@ -167,9 +171,20 @@ class Gram(Watcher):
         """
         if not int(self.count) or not bool(torch.isfinite(self.second).all()):
             return None
+        whole = self.second.double()
+        whole = whole.triu() + whole.triu(1).transpose(1, 2)
         mean = self.first.double() / self.count
         squared = mean.unsqueeze(2) * mean.unsqueeze(1)
-        return shrink(self.second.double() / self.count - squared, int(self.count)) + squared, mean
+        return shrink(whole / self.count - squared, int(self.count)) + squared, mean
+
+
+def _add_products(second: Tensor, rows: Tensor) -> None:
+    """Add x x^T of rows x to each group's matrix, in place. Of large ones, blocks below the diagonal are left out."""
+    if len(second) > 1:
+        second += rows.transpose(1, 2) @ rows
+        return
+    for at in range(0, second.shape[1], _BLOCK):
+        second[0, at : at + _BLOCK, at:].addmm_(rows[0, :, at : at + _BLOCK].t(), rows[0, :, at:])
 
 
 def shrink(covariance: Tensor, count: int) -> Tensor:
