@@ -57,9 +57,7 @@ def fastest(candidates: Mapping[str, nn.Module], call: Callable[[nn.Module], obj
         raise FxQuantError("no engine on this machine takes the model. The warnings say why.")
     if len(candidates) == 1:
         return next(iter(candidates.values()))
-    with contextlib.ExitStack() as stack:
-        for candidate in candidates.values():
-            stack.enter_context(left_as_it_was(candidate))  # these are no calls that a model should remember
+    with left_as_it_was(*candidates.values()):  # these are no calls that a model should remember
         times = time_interleaved({name: functools.partial(call, candidate) for name, candidate in candidates.items()})
     return candidates[min(times, key=lambda name: times[name].median)]
 

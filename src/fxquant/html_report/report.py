@@ -112,7 +112,7 @@ def report(
     batches = list(itertools.islice(data, num_batches))
     if not batches:
         raise CalibrationError("report got no batches.")
-    with left_as_it_was(float_model), left_as_it_was(quantized), steps("measuring", 5, wanted=progress) as step:
+    with left_as_it_was(float_model, quantized), steps("measuring", 5, wanted=progress) as step:
         sides = set_side_by_side(float_model, quantized, batches[0], concrete_args or {}, "report")
         made = _measure(
             *(float_model, sides, _converted(quantized), batches, step),

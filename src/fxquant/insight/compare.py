@@ -60,8 +60,7 @@ def compare_sides(sides: Sides, data: Iterable[object]) -> Comparison:
     count = 0
     with (
         torch.no_grad(),
-        left_as_it_was(sides.twin),
-        left_as_it_was(sides.reference),  # it shares the tensors of the quantized model
+        left_as_it_was(sides.twin, sides.reference),  # the latter shares the tensors of the quantized model
         recording(sides.twin, sides.reference, record),
     ):
         for each in data:

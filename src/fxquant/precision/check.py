@@ -174,8 +174,7 @@ def compare_outputs(float_model: nn.Module, quantized: nn.Module, batches: Itera
         torch.no_grad(),
         evaluating(float_model),
         evaluating(quantized),
-        left_as_it_was(float_model),
-        left_as_it_was(quantized),
+        left_as_it_was(float_model, quantized),
     ):
         for batch in batches:
             with parameters_kept(float_model):

@@ -300,6 +300,26 @@ def test_a_snapshot_on_a_ground_knows_and_restores_the_same() -> None:
     assert around() == outside
 
 
+def test_two_forms_of_a_model_are_left_as_they_were() -> None:
+    """Whose code is followed once: attributes of each, and the globals of both."""
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[int] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls.append(1)
+            GLOBAL["calls"] += 1
+            return x
+
+    one, other, calls = Counts(), Counts(), GLOBAL["calls"]
+    with left_as_it_was(one, other):
+        other(one(torch.ones(1)))
+        assert GLOBAL["calls"] == calls + 2
+    assert (one.calls, other.calls, GLOBAL["calls"]) == ([], [], calls)
+
+
 @pytest.mark.parametrize("method", ["auto", "piecewise"])
 def test_a_detector_with_cached_boxes_as_it_is_written(method: str) -> None:
     torch.manual_seed(0)

@@ -109,7 +109,8 @@ def _put_cell(cell: types.CellType, state: tuple[object, ...]) -> None:
 
 def slots_of(cls: type) -> list[types.MemberDescriptorType]:
     """Return the slots of a class and of those that it derives from."""
-    found = (vars(base).get(name) for base in cls.__mro__ for name in _slot_names(base))
+    having = [base for base in cls.__mro__ if "__slots__" in base.__dict__]  # few have
+    found = (vars(base).get(name) for base in having for name in _slot_names(base))
     return [slot for slot in found if isinstance(slot, types.MemberDescriptorType)]
 
 

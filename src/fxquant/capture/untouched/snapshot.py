@@ -29,6 +29,7 @@ from fxquant.capture.untouched.holders import (
     CELL,
     CONTAINERS,
     KEPT,
+    LIST,
     MODULE,
     PYTHON_RANDOM,
     RANDOM,
@@ -48,6 +49,8 @@ from fxquant.graph.remembered import ours
 _INTERNAL = frozenset(nn.Module().__dict__)  # tables that torch keeps on modules
 _NO_SUBMODULE = (("", ""),)
 _CODE = (types.FunctionType, type, types.ModuleType)
+# what most values are, by their very class: what is asked of others would take longer
+_PLAIN: dict[type, Kind] = {dict: TABLE, collections.defaultdict: TABLE, list: LIST, set: SET}
 _HOLDERS = (types.SimpleNamespace, collections.UserDict, collections.UserList, weakref.WeakKeyDictionary)
 
 
@@ -187,7 +190,12 @@ class Snapshot:
             self._enter(value, type(value))
 
     def _enter(self, value: object, cls: type) -> None:
-        if isinstance(value, nn.Module):  # one that is no submodule
+        if (plain := _PLAIN.get(cls)) is not None:
+            self._add(value, plain)
+        elif cls is types.FunctionType:
+            assert isinstance(value, types.FunctionType)
+            self._enter_function(value)
+        elif isinstance(value, nn.Module):  # one that is no submodule
             for module in value.modules():
                 self._enter_module("", module)
         elif isinstance(value, Tensor):
@@ -257,13 +265,13 @@ class Ground:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._snapshot = Snapshot(model)
-        self.records = self._snapshot._records[self._snapshot._own :]
-        self.bindings = self._snapshot._bindings
+        self.snapshot = Snapshot(model)
+        self.records = self.snapshot._records[self.snapshot._own :]
+        self.bindings = self.snapshot._bindings
 
     def knows(self, code: object) -> bool:
         """Tell whether a function, class or module was followed."""
-        return id(code) in self._snapshot._seen or code in self._snapshot._classes
+        return id(code) in self.snapshot._seen or code in self.snapshot._classes
 
 
 def _is_sharded(parameter: Tensor | None) -> bool:
@@ -279,11 +287,16 @@ def _rebind(table: dict[str, object], name: str, value: object) -> None:
 
 
 @contextlib.contextmanager
-def left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Whatever is done to what a model reaches, by its own code too, is undone at the end."""
-    before, state = Snapshot(model), random.getstate()
+def left_as_it_was(model: nn.Module, *others: nn.Module) -> Iterator[None]:
+    """Whatever is done to what a model reaches, by its own code too, is undone at the end.
+
+    `others` are further forms of the model, as the quantized one: they run its code, which is followed once.
+    """
+    ground, state = Ground(model), random.getstate()
+    taken = [ground.snapshot, *(Snapshot(other, ground=ground) for other in others)]
     try:
         yield
     finally:
-        before.restore()
+        for before in taken:
+            before.restore()
         random.setstate(state)
