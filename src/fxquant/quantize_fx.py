@@ -283,18 +283,24 @@ def _prepare(
     return prepared
 
 
-def freeze(model: nn.Module) -> nn.Module:
+def freeze(model: nn.Module, *, engine: Engine | Native | str | None = None) -> nn.Module:
     """Return the model as it will be deployed, still in float: batch norms folded, dropout gone, every scale fixed.
 
     It computes what the converted graph computes; an engine may round a value to the next step. `convert_fx` takes it
     on. The input is not changed.
 
+    A model that was prepared without a target gets the int8 form that suits `engine`, by default that of `convert_fx`,
+    and keeps it on every engine from here on. The engine need not be there.
+
     Example:
         >>> prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (loader[0],))
         >>> frozen = fq.freeze(fq.calibrate(prepared, loader))  # rounds as the int8 model will
     """
+    if engine == AUTO:
+        raise ConfigError("freeze(engine='auto'): the form is fixed here, before anything is measured. Name an engine.")
+    chosen = as_engine(engine)
     check_calibrated(model, "freeze")
-    frozen = decide(copy_model(model).eval(), in_place=True)
+    frozen = decide(copy_model(model).eval(), engine=chosen, in_place=True)
     run_passes(frozen, FREEZE, Context(), only=lambda region: stage_of(region) is Stage.PREPARED)
     return frozen
 
