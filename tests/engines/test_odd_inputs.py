@@ -165,7 +165,8 @@ def test_nan_that_arises_inside_is_the_integer_0(engine: str, signed: bool, divi
     dtype, scheme = (torch.qint8, torch.per_tensor_symmetric) if signed else (torch.quint8, torch.per_tensor_affine)
     activation = compat.MinMaxObserver.with_args(dtype=dtype, qscheme=scheme)
     qconfig = compat.QConfig(activation, compat.default_weight_observer)
-    prepared = fq.prepare_fx(model, fq.QConfigMapping().set_global(qconfig), (x,))
+    # one target: oneDNN by itself asks for other weights than the reference on CPUs without VNNI
+    prepared = fq.prepare_fx(model, fq.QConfigMapping().set_global(qconfig), (x,), target="x86")
     prepared(x.abs() + 0.1)
     expected = fq.convert_fx(copy.deepcopy(prepared), engine="reference")(x)
     found = fq.convert_fx(prepared, engine=fq.Native(cache=None) if engine == "native" else engine)
