@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
+from fxquant.engines.onednn.pairs import overflows
 from fxquant.engines.runtimes import onnxruntime
 from fxquant.engines.runtimes.onnxruntime import OnnxRuntime
 from fxquant.numerics.affine import sqnr_db
@@ -58,7 +59,9 @@ def test_sums_are_asked_to_be_exact_where_pairs_overflow(pairs: bool, monkeypatc
     model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval(), torch.randn(1, 3, 8, 8)
     reference = fq.quantize(model, [x], engine="reference")
     engine = OnnxRuntime(reference, x)
-    assert sqnr_db(reference(x), engine(x)) > 40
+    result = engine(x)
+    if pairs or not overflows():  # else this CPU loses what is not asked for
+        assert sqnr_db(reference(x), result) > 40
     options = engine._session[0].get_session_options()
     with contextlib.nullcontext() if pairs else pytest.raises(RuntimeError, match="does not have"):
         options.get_session_config_entry("session.x64quantprecision")
