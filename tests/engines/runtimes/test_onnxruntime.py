@@ -105,7 +105,7 @@ def test_bad_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(fixed(x).shape, torch.Size((2, 2, 2)))
     assert "The batch is fixed" in str(fixed.refuses([torch.randn(4, 8)]))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(fq.ConfigError, match=r"pip install fxquant\[onnxruntime\]"):
+    with pytest.raises(fq.ConfigError, match=r"pip install 'fxquant\[onnxruntime\]'"):
         OnnxRuntime(reference, x)
 
 

@@ -18,7 +18,7 @@ from fxquant.graph import torch_compat
 from zoo import ZOO
 
 needs_executorch = pytest.mark.skipif(
-    importlib.util.find_spec("executorch") is None, reason="needs executorch: pip install fxquant[executorch]"
+    importlib.util.find_spec("executorch") is None, reason="needs executorch: pip install 'fxquant[executorch]'"
 )
 
 
@@ -67,7 +67,7 @@ def test_what_stays_outside_is_counted(tmp_path: Path) -> None:
 def test_without_executorch_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "executorch" else found(name))
-    with pytest.raises(fq.ConfigError, match=r"pip install fxquant\[executorch\]"):
+    with pytest.raises(fq.ConfigError, match=r"pip install 'fxquant\[executorch\]'"):
         fq.export_executorch(nn.Linear(2, 2), tmp_path / "m.pte", torch.randn(1, 2))
     with pytest.raises(fq.ConfigError, match="no directory"):
         fq.export_executorch(nn.Linear(2, 2), tmp_path / "none" / "m.pte", torch.randn(1, 2))
