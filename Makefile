@@ -16,17 +16,18 @@ WORKERS  ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test check format fuzz bench clean
+.PHONY: help demo docs test test-all check format fuzz bench clean
 
 help:
-	@echo "make demo    quantize a picture classifier, compare, write build/demo/report.html"
-	@echo "make docs    build the site into build/site, strictly"
-	@echo "make test    run all tests"
-	@echo "make check   lint, formatting, strict types"
-	@echo "make format  apply formatting and safe lint fixes"
-	@echo "make fuzz    try forged files, all crafted ones and many mutations, and random lives of models (hours)"
-	@echo "make bench   install the benchmark packages and run benchmarks/"
-	@echo "make clean   remove .venv and caches"
+	@echo "make demo      quantize a picture classifier, compare, write build/demo/report.html"
+	@echo "make docs      build the site into build/site, strictly"
+	@echo "make test      run the tests, of those with many cases a third"
+	@echo "make test-all  run every case of every test"
+	@echo "make check     lint, formatting, strict types"
+	@echo "make format    apply formatting and safe lint fixes"
+	@echo "make fuzz      try forged files, all crafted ones and many mutations, and random lives of models (hours)"
+	@echo "make bench     install the benchmark packages and run benchmarks/"
+	@echo "make clean     remove .venv and caches"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "No venv module. On Debian: apt install python3-venv"; exit 1; }
@@ -57,6 +58,9 @@ docs: $(SITE)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --all
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -44,6 +44,7 @@ def test_training_with_powers_of_two(run: Callable[..., Any]) -> None:
     assert abs(found["QAT"] - found["converted"]) < 0.01 and found["ONNX Runtime"] > 0.9
 
 
+@pytest.mark.slow
 def test_detection(run: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("PIL")
     found = run("detection")

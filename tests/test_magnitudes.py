@@ -23,6 +23,7 @@ def build(weight: float) -> nn.Module:
     return model
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ["reference", "onednn"])
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 @pytest.mark.parametrize(

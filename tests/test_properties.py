@@ -55,6 +55,7 @@ def check_close(model: nn.Module, quantized: nn.Module, args: tuple[Any, ...], k
     assert any(row.status != "float" for row in fq.explain(quantized))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ZOO)
 def test_preparing_keeps_the_outputs_and_converting_comes_close(name: str, method: str) -> None:
@@ -64,6 +65,7 @@ def test_preparing_keeps_the_outputs_and_converting_comes_close(name: str, metho
     check_close(model, fq.convert_fx(prepared), args, kwargs)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("mode", "method"), TURNS)
 @pytest.mark.parametrize("name", ZOO)
 def test_quantized_is_close_to_float_and_takes_any_batch(name: str, mode: str, method: str) -> None:
@@ -77,6 +79,7 @@ def test_quantized_is_close_to_float_and_takes_any_batch(name: str, mode: str, m
         assert torch.equal(value, before[key]), f"quantize changed the user's {key}"
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("stage", ["fused", "prepared", "converted"])
 @pytest.mark.parametrize("name", ZOO)
 def test_every_stage_copies_and_pickles_bit_equal(name: str, stage: str) -> None:
@@ -105,6 +108,7 @@ def test_every_stage_copies_and_pickles_bit_equal(name: str, stage: str) -> None
             assert torch.equal(left, right)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ZOO)
 def test_state_dict_moves_calibration_and_weights(name: str) -> None:
     _, prepared, args, kwargs = prepare(name)

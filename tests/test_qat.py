@@ -87,6 +87,7 @@ def evaluate(model: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
         return tensors(model(*args, **kwargs))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("name", "scheme", "method"), TURNS)
 def test_it_trains_and_converts_to_what_was_evaluated(name: str, scheme: str, method: str) -> None:
     model, prepared, args, kwargs = prepare(name, scheme, method)
@@ -116,6 +117,7 @@ def test_it_trains_and_converts_to_what_was_evaluated(name: str, scheme: str, me
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_loss_falls_without_nan_over_200_steps(scheme: str, method: str) -> None:
@@ -125,6 +127,7 @@ def test_loss_falls_without_nan_over_200_steps(scheme: str, method: str) -> None
     assert sum(losses[-20:]) < 0.5 * sum(losses[:20])
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ZOO)
 def test_a_float_checkpoint_loads_by_its_own_names(name: str, method: str) -> None:
@@ -154,6 +157,7 @@ def test_parameters_keep_their_names_and_learned_ones_have_theirs() -> None:
     assert {n.rpartition(".")[2] for n, _ in prepared.named_parameters() if "quantizers" in n} == {"log2_threshold"}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_resumed_run_is_bit_equal(scheme: str) -> None:
     def run(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
@@ -180,6 +184,7 @@ def test_a_resumed_run_is_bit_equal(scheme: str) -> None:
         assert torch.equal(value, resumed.state_dict()[key]), key
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ["resnet", "linear_batch_norm", "conv1d", "unet", "tied_lm", "vision_transformer"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_training_starts_from_a_calibrated_model(name: str, scheme: str) -> None:
@@ -236,6 +241,7 @@ def test_the_grids_of_a_frozen_model_of_other_bits_are_no_start() -> None:
     assert narrow.keys() == wide.keys() and all(narrow[name] > 4 * wide[name] for name in narrow)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_model_for_training_can_be_calibrated_itself(scheme: str) -> None:
     model, prepared, args, kwargs = prepare("resnet", scheme)
@@ -248,6 +254,7 @@ def test_a_model_for_training_can_be_calibrated_itself(scheme: str) -> None:
     loss_of(prepared(*args, **kwargs)).backward()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_autocast_checkpointing_and_averaged_copies(scheme: str) -> None:
     _, prepared, args, _ = prepare("resnet", scheme)

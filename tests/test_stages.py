@@ -116,6 +116,7 @@ def prepare(model: nn.Module, args: Any, kwargs: Any, training: bool) -> nn.Modu
 MODELS: dict[str, Any] = {**{name: entry.build for name, entry in ZOO.items()}, "yolo_nas": YoloNas}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("training", [True, False], ids=["training", "calibration"])
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_agree(name: str, training: bool) -> None:
@@ -132,6 +133,7 @@ def test_stages_agree(name: str, training: bool) -> None:
     assert differ(call(fq.convert_fx(prepared), args, kwargs), frozen) < 1.0
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ["onednn", "onnxruntime", "openvino"])
 @pytest.mark.parametrize("name", ["functional_conv", "vision_transformer"])
 def test_what_is_frozen_for_an_engine_has_its_form(name: str, engine: str) -> None:

@@ -90,12 +90,14 @@ def check_routes(name: str, engine: Any, target: str = "x86", *, both: bool = Tr
     assert same(run(converted, args, kwargs), expected)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ["onednn", "reference"])
 @pytest.mark.parametrize("name", ZOO)
 def test_state_dict_into_a_fresh_model_is_bit_equal(name: str, engine: str) -> None:
     check_routes(name, engine, assign=engine == "reference")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", RUNTIMES)
 def test_runtimes_run_what_was_loaded(engine: str) -> None:
     check_routes("plain", engine, target=engine, both=False)
@@ -119,6 +121,7 @@ class Pieces(nn.Module):
         return self.second(x) if x.sum() < 1e9 else self.other(x)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ["onednn", "reference", *NATIVE, *RUNTIMES])
 def test_several_regions(engine: Any) -> None:
     torch.manual_seed(0)
@@ -296,6 +299,7 @@ def test_the_state_of_another_model_is_refused(name: str, strict: bool) -> None:
         model.load_state_dict(state, strict=strict)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ["onednn", "reference"])
 def test_a_compiled_model_sees_what_is_loaded(engine: Any) -> None:
     first, second = small(engine=engine), small(factor=0.1, engine=engine)

@@ -37,6 +37,7 @@ def outputs(model: nn.Module, x: Tensor, test: Tensor, weight: fq.Spec, mode: st
     return sqnr_db(model(test), fq.quantize(model, [x], **options)(test))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", GRIDS)
 def test_a_linear_loses_less(name: str) -> None:
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from zoo import ZOO
 SOME = ("resnet", "mobilenet", "linear_batch_norm", "encoder_block")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("target", ["x86", "npu"])
 @pytest.mark.parametrize("name", SOME)
 def test_balanced_is_not_worse_than_fast(name: str, target: str) -> None:

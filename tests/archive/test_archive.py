@@ -29,6 +29,7 @@ def outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ["onednn", "reference"])
 @pytest.mark.parametrize("name", ZOO)
 def test_round_trip_is_bit_equal(name: str, engine: str, tmp_path: Path) -> None:
@@ -310,6 +311,7 @@ def test_a_grid_that_is_none_is_refused(name: str, value: Any, tmp_path: Path) -
         fq.load(fq.save(quantized, tmp_path / "model.fq"))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", [*ZOO])
 def test_the_same_model_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
     entry = ZOO[name]

@@ -32,6 +32,7 @@ def noise(model: nn.Module) -> nn.Module:
     return other
 
 
+@pytest.mark.broad
 @torch.no_grad()
 @pytest.mark.parametrize("engine", ["onednn", "reference"])
 @pytest.mark.parametrize("name", MODELS)

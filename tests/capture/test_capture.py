@@ -57,6 +57,7 @@ def batched(inputs: Any, count: int) -> Any:
     return pytree.tree_map(resize, inputs)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ZOO)
 def test_both_methods_give_the_same_kinds_paths_and_keys(name: str) -> None:
     entry = ZOO[name]
@@ -79,6 +80,7 @@ def test_outputs_at_other_batch_sizes(name: str, method: Method) -> None:
             assert difference(region(*args, **kwargs), model(*args, **kwargs)) is None
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ZOO)
 def test_a_batch_of_one_does_not_fix_the_batch(name: str, method: Method) -> None:
@@ -90,6 +92,7 @@ def test_a_batch_of_one_does_not_fix_the_batch(name: str, method: Method) -> Non
         assert difference(region(*args, **kwargs), model(*args, **kwargs)) is None
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("mode", [True, False], ids=["captured_in_train", "captured_in_eval"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ZOO)

@@ -114,6 +114,7 @@ CALLS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], dict[str, Any]]
 }
 
 
+@pytest.mark.broad
 @both
 @pytest.mark.parametrize("name", CALLS)
 def test_the_call_of_the_example_works(name: str, method: Method) -> None:

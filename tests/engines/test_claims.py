@@ -113,6 +113,7 @@ def test_a_weighted_kind_has_a_kernel(kind: str) -> None:
     assert sum(isinstance(module, Kernel) for module in lowered.modules()) == 3
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("kind", "tail"), [(kind, tail) for kind in WEIGHTED for tail in sorted(TARGET.tails[kind])])
 def test_a_tail_is_fused(kind: str, tail: str) -> None:
     check(Net(kind, tail, residual=kind in TARGET.residual))
@@ -136,6 +137,7 @@ FLAT = [kind for kind in WEIGHTED if kind not in VOLUMES]
 needs_native = pytest.mark.skipif(not as_engine("native").available(), reason="no native code here")
 
 
+@pytest.mark.broad
 @needs_native
 @pytest.mark.parametrize(("kind", "tail"), list(zip(itertools.cycle(FLAT), sorted(TARGET.tails["linear"]))))
 def test_native_code_has_it_as_well(kind: str, tail: str) -> None:

@@ -24,6 +24,7 @@ def model(request: pytest.FixtureRequest) -> nn.Module:
     return fq.quantize(net.eval(), [X], engine=request.param)
 
 
+@pytest.mark.broad
 @torch.no_grad()
 @pytest.mark.parametrize("called", [False, True])
 def test_calls_give_the_same(model: nn.Module, called: bool) -> None:

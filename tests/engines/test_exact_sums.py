@@ -32,6 +32,7 @@ DYNAMIC = fq.Spec(bits=8, signed=False, symmetric=False, dynamic=True, observer=
 WEIGHT = fq.Spec(granularity="per_channel", observer="minmax", limits=(-127, 127))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("op", "activation"),
@@ -44,6 +45,7 @@ def test_the_largest_products_are_summed_exactly(op: str, activation: fq.Spec, e
     check(op, activation, WEIGHT, engine)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("op", OPS)
 def test_those_of_the_default_without_vnni_are_too(op: str, engine: str) -> None:

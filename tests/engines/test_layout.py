@@ -59,6 +59,7 @@ def compare(reference: nn.Module, lowered: nn.Module, args: Any, kwargs: Any = N
         assert lies(lowered(*args, **kwargs)) == lies(expected)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ZOO)
 def test_outputs_lie_as_in_the_float_model(name: str) -> None:
     entry = ZOO[name]
@@ -90,6 +91,7 @@ class AfterConvolutions(nn.Module):
         return [case.between(inputs[case.sample.layout]) for case in self.cases]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("kind", OPS.by_kind)
 def test_every_op_sees_the_float_layout(kind: str) -> None:
     torch.manual_seed(0)
@@ -160,6 +162,7 @@ def strides_of(x: Tensor) -> Tensor:
     return torch.tensor(x.stride())
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("change", [lambda x: x, last, across, sparse], ids=("plain", "last", "across", "sparse"))
 @pytest.mark.parametrize("moved", [False, True], ids=("contiguous", "channels_last"))
 @pytest.mark.parametrize("method", ["auto", "piecewise"])

@@ -82,6 +82,7 @@ def check(name: str, kind: str, engine: str) -> None:
             assert torch.allclose(found, expected, atol=off, equal_nan=True), (what, turn)
 
 
+@pytest.mark.broad
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", KINDS)

@@ -76,6 +76,7 @@ def prepared() -> tuple[nn.Module, Tensor]:
     return model, x
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("engine", ["onednn", *(["native"] if has_native() else [])])
 def test_what_takes_the_place_of_a_tensor_counts(

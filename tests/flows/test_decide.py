@@ -79,6 +79,7 @@ def assert_same(one: nn.Module, other: nn.Module, args: tuple, kwargs: dict) -> 
             assert not isinstance(a, Tensor) or torch.equal(a, b)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("name", "effort"),
     [*((name, "fast") for name in (*ZOO, "curves")), ("curves", "balanced"), ("encoder_block", "balanced")],

@@ -32,6 +32,7 @@ def test_ranks_agree_on_calibration_training_and_sharding() -> None:
     assert "ranks agree" in torchrun(ROOT / "tests/flows/ranks.py")
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_converts() -> None:
     pytest.importorskip("sklearn")
     line = torchrun(ROOT / "examples/qat_ddp.py", "--epochs", "1").strip().splitlines()[-1]

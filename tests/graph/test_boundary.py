@@ -40,6 +40,7 @@ def quantized(
     return model, fq.convert_fx(prepared, engine=engine), data
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("inputs", [[], [0], [1], [0, 1]], ids=str)
 @pytest.mark.parametrize("outputs", [[], [0], [1], [0, 1]], ids=str)

@@ -38,6 +38,7 @@ class Branching(Net):
         return self.last(self.norm(x) * self.gain)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("build", [Net, Branching])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

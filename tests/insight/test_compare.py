@@ -84,6 +84,7 @@ def test_outputs_and_layers_are_what_hooks_see(net: nn.Module, data: list[Tensor
     assert found.worst(1)[0].enters == max(row.enters for row in found)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("stage", ["calibrated", "frozen", "trained", "onednn", "onnxruntime", "native", "loaded"])
 def test_every_stage_and_engine(net: nn.Module, data: list[Tensor], stage: str, tmp_path: object) -> None:
     if stage == "trained":

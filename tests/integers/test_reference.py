@@ -12,6 +12,7 @@ from integers.converted import converted
 from zoo import ZOO
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ["resnet", "mobilenet"])
 @pytest.mark.parametrize("target", ["npu", "xint8"])
 def test_networks_of_the_zoo_have_the_bits_of_the_simulation(name: str, target: str) -> None:

@@ -77,6 +77,7 @@ class Block(nn.Module):
         return x + self.mlp(x)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("method", ["symbolic", "export"])
@@ -128,6 +129,7 @@ def transformer(**options: Any) -> nn.Transformer:
     return nn.Transformer(32, 4, 2, 2, 64, **options).eval()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])

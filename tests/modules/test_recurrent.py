@@ -89,6 +89,7 @@ class Tagger(nn.Module):
         return self.out(y)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("cls", "options"),

@@ -149,6 +149,7 @@ def test_every_spelling_has_a_sample(row: Op) -> None:
     assert not missing, f"{row.kind}: tests/ops/op_samples.py does not say how to call {missing}"
 
 
+@pytest.mark.broad
 @pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("row", OPS.rows, ids=lambda row: row.kind)
@@ -175,6 +176,7 @@ def test_every_spelling_is_quantized(row: Op, method: str) -> None:
 IN_PLACE = [row for row in OPS.rows if any(spelling.is_in_place for spelling in spellings(row))]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("row", IN_PLACE, ids=lambda row: row.kind)
 def test_in_place_twins_leave_the_inputs_alone(row: Op, method: str) -> None:

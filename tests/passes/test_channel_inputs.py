@@ -74,6 +74,7 @@ def test_small_channels_keep_their_signal(settings: dict[str, object]) -> None:
     assert row.status == "int8" and "a scale for each channel" in row.reason
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("branch", [False, True], ids=["alone", "branch"])
 def test_engines_agree(engine: str, branch: bool) -> None:

@@ -64,6 +64,7 @@ def test_a_module_called_twice_and_tied_weights_are_stored_once(effort: str) -> 
     assert sqnr_db(model(ids), quantized(ids)) > 30
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("mode", ["static", "dynamic", "weight_only"])
 def test_other_float_dtypes(dtype: torch.dtype, mode: str) -> None:
@@ -112,6 +113,7 @@ ACTIVATIONS = {
 }
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation_specs(name: str) -> None:
     model, x = net().eval(), torch.randn(X)

@@ -53,6 +53,7 @@ def statuses(model: nn.Module) -> dict[str, str]:
     return {row.path: row.status for row in fq.explain(model) if row.is_weighted}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("case", CASES)
 def test_tables_are_integers_in_every_capture(case: str, mode: str, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def names_in(model: nn.Module) -> set[str]:
     return {name for name in REWRITES if f"{name}: " in said}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("functional", [False, True])
 @pytest.mark.parametrize("method", ["symbolic", "export"])
 def test_each_pass_is_named_and_the_device_computes_what_calibration_saw(functional: bool, method: Any) -> None:

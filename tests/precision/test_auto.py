@@ -97,6 +97,7 @@ def test_rules_of_ones_own_stay_and_what_falls_short_is_told() -> None:
     assert {row.status for row in fq.explain(made)} == {"int8"}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ["resnet", "mobilenet", "vision_transformer", "unet"])
 def test_models_that_do_well_stay_as_they_are(name: str) -> None:
     entry = ZOO[name]

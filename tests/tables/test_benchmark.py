@@ -70,6 +70,7 @@ def test_only_converted_models() -> None:
         fq.benchmark(nn.Linear(2, 2), torch.randn(1, 2))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", [*(engine.name for engine in available_engines()), "auto"])
 def test_every_engine_and_auto_agree_with_the_reference(engine: str) -> None:
     model, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), torch.randn(3, 16)

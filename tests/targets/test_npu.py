@@ -68,6 +68,7 @@ def shifts(frozen: nn.Module) -> list[float]:
     return found
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("bias8", [False, True], ids=["int32", "int8"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_scale_is_a_power_of_two_and_every_bias_an_integer(name: str, bias8: bool) -> None:

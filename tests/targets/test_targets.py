@@ -40,6 +40,7 @@ def quantized(model: nn.Module, args: tuple[Any, ...], target: fq.Target, qconfi
     return made
 
 
+@pytest.mark.broad
 @pytest.mark.filterwarnings("ignore:nothing in")
 @pytest.mark.parametrize("name", CHECKED)
 def test_no_graph_has_what_its_target_forbids(name: str) -> None:

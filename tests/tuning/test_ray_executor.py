@@ -38,6 +38,7 @@ def _path() -> str:
     return os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
 
 
+@pytest.mark.slow
 def test_ray_gives_the_same_result_also_when_a_worker_dies(cluster: Any, tmp_path: Path) -> None:
     model = broken()
     alone = tune(model, batches(), Share(model), tolerance=0.05)

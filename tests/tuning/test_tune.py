@@ -35,6 +35,7 @@ def test_a_model_that_int8_does_not_hurt_takes_one_trial() -> None:
     assert {row.status for row in fq.explain(result.model) if row.is_weighted} == {"int8"}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("strategy", ["basic", "mse"])
 @pytest.mark.parametrize("evaluation", [Agreement, Share])
 def test_the_broken_layer_is_found_in_five_trials(strategy: Any, evaluation: Any) -> None:
@@ -55,6 +56,7 @@ def test_the_broken_layer_is_found_in_five_trials(strategy: Any, evaluation: Any
     assert found == {"a": "int8", "b": "float", "c": "int8", "d": "int8"}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("strategy", ["bayesian", "random", "exhaustive"])
 def test_other_strategies_find_it_too_and_repeat_themselves(strategy: Any) -> None:
     if strategy == "bayesian":

@@ -22,6 +22,7 @@ def rules(units: list[Unit]) -> PlanRules:
     return PlanRules(fq.get_default_qconfig_mapping(), functools.partial(same_op, OPS), plan)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ["resnet", "squeeze_excite", "densenet", "vision_transformer", "split_chunk_stack"])
 @pytest.mark.parametrize("engine", ["onednn", "openvino", "onnxruntime"])
 def test_any_op_can_be_lifted_and_any_alone_be_quantized(name: str, engine: Any) -> None:

@@ -74,6 +74,7 @@ def model(part: type[nn.Module] | None = None) -> nn.Module:
     return nn.Sequential(conv, nn.ReLU(), ConcatenatedBias() if part is None else part()).eval()
 
 
+@pytest.mark.broad
 @torch.no_grad()
 @pytest.mark.parametrize("method", ["symbolic", "export"])
 @pytest.mark.parametrize("part", [ConcatenatedBias, AlsoRead, BuiltInPlace, ReadTwice])

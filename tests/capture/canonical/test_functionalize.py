@@ -337,6 +337,7 @@ class Written(nn.Module):
         return self.b(self.write(y, x)) + before
 
 
+@pytest.mark.broad
 @both
 @pytest.mark.parametrize("write", WRITES)
 def test_products_read_what_was_written(write: Callable[[Tensor, Tensor], Tensor], method: Method) -> None:

@@ -196,6 +196,7 @@ def test_a_weight_that_belongs_to_another_op_is_shared(method: Method) -> None:
     assert region.get_submodule("embed").padding_idx == 0
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("module", "shape"),
     [

@@ -59,6 +59,7 @@ class Pictures(nn.Module):
         return list(zip(self.body(self.resize(pictures)), sizes, strict=True))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("how", [{"sizes": "any"}, {"method": "piecewise"}])
 @pytest.mark.parametrize("cls", [Anchors, CachedGrid])
 def test_a_model_captured_at_one_size_runs_at_others(cls: type[nn.Module], how: dict[str, Any]) -> None:

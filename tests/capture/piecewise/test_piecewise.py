@@ -281,6 +281,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.broad
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_prepared_is_the_model_and_converted_is_close(name: str) -> None:
@@ -301,6 +302,7 @@ def test_prepared_is_the_model_and_converted_is_close(name: str) -> None:
         assert torch.equal(value, before[key])
 
 
+@pytest.mark.broad
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
@@ -312,6 +314,7 @@ def test_other_modes(name: str, mode: str) -> None:
     assert any(row.status == mode for row in fq.explain(quantized))
 
 
+@pytest.mark.broad
 @torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "Stock"])  # its hook is a lambda
 @pytest.mark.parametrize("stage", ["prepared", "converted"])

@@ -60,6 +60,7 @@ def weighted(model: nn.Module) -> list[str]:
     return [row.path for row in fq.explain(model) if row.is_weighted]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("around", [None, Around, Untraceable], ids=["alone", "inside", "in_pieces"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["resnet", "vision_transformer"])

@@ -338,6 +338,7 @@ def test_a_detector_with_cached_boxes_as_it_is_written(method: str) -> None:
     assert len(quantized(torch.randn(1, 3, 32, 32))[0]) == 1 or method == "auto"
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("name", "method"), [(name, METHODS[i % 4]) for i, name in enumerate(ZOO)])
 def test_over_the_zoo(name: str, method: str) -> None:
     entry = ZOO[name]

@@ -45,6 +45,7 @@ def both(form: str, model: nn.Module, x: Tensor) -> tuple[nn.Module, Region]:
     return made[0], made[1]
 
 
+@pytest.mark.broad
 @torch.no_grad()
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", [(1, 7), (1,), (3, 2, 5)], ids=str)
@@ -65,6 +66,7 @@ def test_a_range_is_that_of_the_batch() -> None:
     assert sqnr_db(reference(x)[2], native(x)[2]) > 30
 
 
+@pytest.mark.broad
 @torch.no_grad()
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("batch", [3, 5, 70])

@@ -66,6 +66,7 @@ def check_steps(model: nn.Module, x: Tensor, machine: Machine) -> int:
     return count
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_step(name: str, machine: Machine) -> None:

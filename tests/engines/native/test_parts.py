@@ -12,6 +12,7 @@ pytest.importorskip("llvmlite")
 from fxquant.engines.native.parts import Arena, Bytes, aligned, lasting
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("size", [1, 4096, (1 << 20) - 1, 1 << 20, (2 << 20) + 1, 5 << 20])
 @pytest.mark.parametrize("make", [aligned, lasting])
 def test_memory(make: Callable[[int], Bytes], size: int) -> None:

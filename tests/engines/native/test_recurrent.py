@@ -28,6 +28,7 @@ def quantized(cls: type[nn.RNNBase], mode: Any, engine: Any, hidden: int = 37, *
     return fq.quantize(cls(12, hidden, **options).eval(), data, mode=mode, example_inputs=(x,), engine=engine), x
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 @pytest.mark.parametrize("mode", ["static", "dynamic", "weight_only"])
 @pytest.mark.parametrize(("cls", "options"), CELLS, ids=["lstm", "gru", "tanh", "relu"])

@@ -166,6 +166,7 @@ def test_gradients_run_the_lowered_graph(native: nn.Module, runs: list[int]) -> 
     assert runs
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "x",
     [
@@ -184,6 +185,7 @@ def test_odd_inputs(native: nn.Module, reference: nn.Module, x: Tensor, runs: li
     assert close(reference(x), native(x)) and runs
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "x",
     [

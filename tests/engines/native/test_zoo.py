@@ -38,6 +38,7 @@ def runs_native(model: nn.Module) -> bool:
     return all(lowering_of(region).runner.engine == "native" for _, region in regions(model))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ZOO)
 def test_agrees_with_the_reference(name: str) -> None:
     reference, native, inputs = reference_and_native(name)

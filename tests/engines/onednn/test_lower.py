@@ -27,6 +27,7 @@ def outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
         return [leaf for leaf in tree_leaves(model(*args, **(kwargs or {}))) if isinstance(leaf, Tensor)]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ZOO)
 def test_agrees_with_the_reference(name: str) -> None:
     entry = ZOO[name]
@@ -66,6 +67,7 @@ def test_the_accumulated_tensor_is_copied_while_it_is_needed() -> None:
     assert torch.equal(lowered(x), lowered(x))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("groups", [1, 4, 16], ids="groups{}".format)
 @pytest.mark.parametrize("stride", [1, 2], ids="stride{}".format)
 @pytest.mark.parametrize("kernel", [1, 3], ids="kernel{}".format)
@@ -103,6 +105,7 @@ ACTIVATIONS = {
 }
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("act", ACTIVATIONS)
 @pytest.mark.parametrize("kind", ["conv2d", "linear"])
 def test_activations(kind: str, act: str) -> None:

@@ -72,6 +72,7 @@ def test_seven_bits_of_either_need_no_halves() -> None:
     assert not may_overflow(127, 128) and not may_overflow(255, 64)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("activation", "engine"), [*((name, "onednn") for name in ACTIVATIONS), ("u8", "native")])
 @pytest.mark.parametrize("op", OPS)
 def test_the_largest_products_on_our_own_engines(activation: str, op: str, engine: str) -> None:
@@ -82,6 +83,7 @@ def test_the_largest_products_on_our_own_engines(activation: str, op: str, engin
         assert all(sqnr_db(expected, found(x)) > 60 for _ in range(3))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize(
     ("activation", "op"),

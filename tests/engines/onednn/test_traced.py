@@ -37,6 +37,7 @@ def same(left: Any, right: Any) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.broad
 @torch.no_grad()
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 @pytest.mark.parametrize("name", MODELS)
@@ -124,6 +125,7 @@ def written_down(model: nn.Module, x: Tensor, how: str) -> Any:
         return torch.export.export(model, (x,), strict=how == "strict").module()
 
 
+@pytest.mark.broad
 @pytest.mark.skipif(not has_native(), reason="no native code here")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("how", ["trace", "export", "strict"])

@@ -14,6 +14,7 @@ from fxquant.engines.onednn.transposed import TransposedKernel
 pytestmark = pytest.mark.skipif(not supports("conv2d", "relu", False), reason="this torch has no oneDNN int8 kernels")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("groups", [1, 2], ids="groups{}".format)
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "extra"),

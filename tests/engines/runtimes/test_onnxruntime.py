@@ -23,6 +23,7 @@ for package in ("onnx", "onnxscript", "onnxruntime"):
 NAMES = ("resnet", "tied_lm", "keywords_to_dict", "tuple_to_tuple")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_the_reference_at_any_batch(name: str) -> None:
     check_agreement(OnnxRuntime, name)

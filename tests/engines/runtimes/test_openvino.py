@@ -53,6 +53,7 @@ class Attends(nn.Module):
 NAMES = ("resnet", "encoder_block", "keywords_to_dict")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("target", ["x86", "openvino"])
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_the_reference_at_any_batch(name: str, target: str) -> None:
@@ -182,6 +183,7 @@ def pooled(stride: int = 2, **settings: bool) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 1), nn.AvgPool2d(3, stride, 1, **settings), nn.Conv2d(4, 4, 1))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "build",
     [
@@ -215,6 +217,7 @@ def test_queries_meet_keys_in_int8() -> None:
     assert softmax == "i8"
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("shape", [(2, 5, 8), (2, 3, 5, 8)], ids=["3d", "4d"])
 @pytest.mark.parametrize("mask", ["none", "float", "bool"])
 def test_attention_of_any_form(mask: str, shape: tuple[int, ...]) -> None:

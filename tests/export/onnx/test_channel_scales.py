@@ -39,6 +39,7 @@ class Uneven(nn.Module):
 ACTS = {"relu": nn.ReLU(), "relu6": nn.ReLU6(), "none": nn.Identity(), "silu": nn.SiLU(), "clip": nn.Hardtanh(-1, 0.5)}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("weight", ["per_channel", "per_tensor"])
 @pytest.mark.parametrize("target", ["x86-vnni", "onnxruntime"])  # with biases in float, and in int32
 @pytest.mark.parametrize("name", ACTS)

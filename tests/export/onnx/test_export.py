@@ -82,6 +82,7 @@ def kernels(path: Path) -> Counter[str]:
 ROUNDED = ("vision_transformer",)  # ONNX Runtime rounds one of its values to the next step
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_the_reference_at_any_batch(name: str, tmp_path: Path) -> None:
     entry = ZOO[name]
@@ -96,6 +97,7 @@ def test_agrees_with_the_reference_at_any_batch(name: str, tmp_path: Path) -> No
             assert sqnr_db(left, right) > (40 if name in ROUNDED else 50)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("qconfig", QCONFIGS.values(), ids=QCONFIGS)
 def test_every_kind_of_quantization(qconfig: fq.QConfig, tmp_path: Path) -> None:
     x = torch.randn(2, 8, 32)

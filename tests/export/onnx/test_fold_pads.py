@@ -39,6 +39,7 @@ class Padded(nn.Module):
         return self.last(both[..., 1:-2, :-1] + self.cut(F.pad(y, (0, 0, -1, 1))[..., 1:, :]).mean())
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("how", "left"), [({}, 1), ({"value": 0.5}, 3), ({"mode": "reflect"}, 3)], ids=["zeros", "others", "mirror"]
 )

@@ -80,6 +80,7 @@ def test_sizes_that_cannot_be_open_are_said(tmp_path: Path) -> None:
     assert not (tmp_path / "m.onnx").exists()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("opset", [18, 19, 21, 23])
 def test_opsets(opset: int, tmp_path: Path) -> None:
     x = ZOO["plain"].inputs()[0]

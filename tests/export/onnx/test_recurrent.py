@@ -41,6 +41,7 @@ def run(path: Path, x: Tensor) -> Tensor:
     return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("mode", "cls", "options"),
     [
@@ -70,6 +71,7 @@ def test_ranges_found_at_run_time_go_through_integer_kernels(tmp_path: Path) -> 
     assert [node.op_type for node in body.node].count("MatMulInteger") == 1
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("mode", "engine"), [("static", "onnxruntime"), ("static", "openvino"), ("weight_only", "onnxruntime")]
 )

@@ -64,6 +64,7 @@ def test_expected_error_is_the_real_error(name, spec):
         assert got == pytest.approx(real_error(x, low, high, spec), rel=0.1, abs=spike + tail)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_mse_search_finds_the_range_of_a_brute_force_search(name, spec):

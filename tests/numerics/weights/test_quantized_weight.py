@@ -56,6 +56,7 @@ def quantized(name: str, spec: fq.Spec, mode: str, engine: Any) -> tuple[nn.Modu
     return fq.quantize(build().eval(), [x], qconfig_mapping=mapping, mode=mode, engine=engine), x
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("mode", ["static", "weight_only"])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("name", MODELS)
