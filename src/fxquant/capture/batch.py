@@ -2,13 +2,17 @@
 
 A trace that was given the example's sizes may hold for just these. The inputs are changed in the ways in which calls
 differ in use, one at a time. Where the model itself takes that and the graph does not, the graph fixes too much.
+
+The answer must be the same every time. So memory that nobody wrote has a fixed content in these runs: doubled offsets
+are no longer sorted, and an embedding bag then leaves rows unwritten, which compare as whatever was there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -38,13 +42,14 @@ def double_batch(values: T) -> T:
     return made
 
 
-def larger(values: Example) -> Iterator[Example]:
+def larger(values: Example, fixed: Collection[int] = ()) -> Iterator[Example]:
     """Return the same call with twice the batch.
 
-    Tensors of that first size and lists of that length are twice as long: all, or one of them.
+    Tensors of that first size and lists of that length are twice as long: all, or one of them. `fixed` are the ids of
+    lists that stay as long as they are.
     """
     sizes = [int(t.shape[0]) for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor) and t.dim()]
-    lists = list(_lists(values))
+    lists = [found for found in _lists(values) if id(found) not in fixed]
     for size in dict.fromkeys((*(len(found) for found in lists), *sizes[:1])):
         which = [id(found) for found in lists if len(found) == size]
         choices = [set(which), set[int](), *({each} for each in which)] if len(which) > 1 else [set(which), set()]
@@ -89,12 +94,46 @@ def fewer(model: nn.Module, values: Example) -> Iterator[Example]:
 
 def fixes_batch(recording: Recording, captured: nn.Module) -> bool:
     """Tell whether the model takes a larger batch and what was captured of it does not."""
-    return _fails(recording, captured, larger((recording.args, recording.kwargs)))
+    values = (recording.args, recording.kwargs)
+    with _repeatable():
+        return _fails(recording, captured, larger(values, _unread(recording, values)))
 
 
 def fixes_inputs(recording: Recording, captured: nn.Module) -> bool:
     """Tell whether the model, in eval mode, takes fewer inputs (no labels), and what was captured of it does not."""
-    return _fails(recording, captured, fewer(recording.model, (recording.args, recording.kwargs)))
+    with _repeatable():
+        return _fails(recording, captured, fewer(recording.model, (recording.args, recording.kwargs)))
+
+
+@contextlib.contextmanager
+def _repeatable() -> Iterator[None]:
+    """Have torch fill memory that is asked for and not written, so that what is read there is the same in every run."""
+    mode = torch.get_deterministic_debug_mode()
+    try:
+        torch.set_deterministic_debug_mode(mode or "warn")  # the warnings are kept back, see `trying`
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+
+
+def _unread(recording: Recording, values: Example) -> set[int]:
+    """Return the lists (their ids) of which the model reads no further item: one for each of its tables, say.
+
+    Such a model takes a longer list, as `zip` does, and nobody means anything by it.
+    """
+    found: set[int] = set()
+    model = clone_tree(recording.model)
+    with trying(), evaluating(model):
+        for each in itertools.islice(_lists(values), _MOST_TRIES):
+            args, kwargs = _replace(values, each, [*each, object()])
+            with contextlib.suppress(Exception):  # most models fail, as they read that object
+                if difference(recording.run(model, args, kwargs), recording.evaluated_outputs()) is None:
+                    found.add(id(each))
+    return found
+
+
+def _replace(value: Any, old: object, new: object) -> Any:
+    return pytree.tree_map(lambda item: new if item is old else item, value, is_leaf=lambda item: item is old)
 
 
 def _fails(recording: Recording, captured: nn.Module, calls: Iterator[Example]) -> bool:
