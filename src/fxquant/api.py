@@ -38,6 +38,7 @@ from fxquant.flows.calibrate import as_example, calibrate, peek
 from fxquant.flows.constant_inputs import warn_of_constant_inputs
 from fxquant.flows.decide import adapt, decide
 from fxquant.flows.eaten import find_eaten, warn_eaten
+from fxquant.flows.mixed_batches import fullest_call
 from fxquant.graph.check_model import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
 from fxquant.precision.auto import Kept, Made, Precision, assured, check_precision
@@ -100,7 +101,7 @@ def quantize(
     model = as_plain(model, "quantize", training=False)
     refuse_prepared(model, "quantize")
     check_precision(precision, budget)
-    example, data = _example(model, calibration_data, example_inputs, example_kwargs)
+    example, data = _example(model, calibration_data, example_inputs, example_kwargs, further)
     target = _target(target, engine)
     rules = without(_mapping(mode, target) if qconfig_mapping is None else qconfig_mapping, ignore)
     chosen = by_effort(effort) if algorithms is None else algorithms
@@ -116,13 +117,24 @@ def quantize(
 
 
 def _example(
-    model: nn.Module, data: Iterable[object] | None, inputs: object, kwargs: Mapping[str, object] | None
+    model: nn.Module,
+    data: Iterable[object] | None,
+    inputs: object,
+    kwargs: Mapping[str, object] | None,
+    further: Further,
 ) -> tuple[_Example, Iterable[object] | None]:
-    """Return the example inputs as they are given, or the first batch of the data; and the data, with that batch."""
+    """Return the example inputs as they are given, or the first batch of the data; and the data, with that batch.
+
+    Batches that differ in which arguments they give ask for a form that takes all such calls.
+    """
     if inputs is not None or kwargs is not None:
         return (inputs if inputs is not None else (), kwargs), data
     if data is None:
         raise ConfigError("quantize needs calibration data, or example_inputs for the modes that need none.")
+    mixed = fullest_call(data, model)
+    if mixed is not None:
+        further.setdefault("sizes", "any" if further.get("method", "auto") == "auto" else "example")
+        return (mixed[0], mixed[1] or None), data
     batch, data = peek(data)
     return as_example(batch, model), data
 

@@ -16,6 +16,7 @@ from fxquant.capture.canonical.lift import lift
 from fxquant.capture.exported.export import export
 from fxquant.capture.exported.sizes_of_one import probe_ones
 from fxquant.capture.guards import check_items, check_key, check_same, unpack
+from fxquant.capture.inputs import tied_argument
 from fxquant.capture.modes import ModeError, alike_without_weights, check_eval, mark_skipped
 from fxquant.capture.request import Request
 from fxquant.capture.run_untraced import copy_inputs, difference, evaluating
@@ -56,10 +57,15 @@ def symbolic_root(request: Request) -> Region:
     A part runs its code if a call is not covered; the root has no such way out.
     """
     region = symbolic(request)
-    fixed = [node for node in region.graph.nodes if node.target in _FIXING] if request.free else []
-    if fixed:
+    if not request.free:
+        return region
+    fixed = next((node for node in region.graph.nodes if node.target in _FIXING), None)
+    if fixed is not None:
         why = Reason("it depends on the number of items in a container, and nothing is to be fixed")
-        raise CaptureError(f"symbolic: {why.text}.", why=why, where=str(fixed[0].meta.get("where", "")))
+        raise CaptureError(f"symbolic: {why.text}.", why=why, where=str(fixed.meta.get("where", "")))
+    if name := tied_argument(request.slots):
+        why = Reason(f"it holds for calls that treat {name!r} as the example does, and nothing is to be fixed")
+        raise CaptureError(f"symbolic: {why.text}.", why=why)
     return region
 
 

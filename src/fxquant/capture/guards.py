@@ -25,6 +25,7 @@ _ANY_SIZE = (
     "Capture the model again with example inputs like these, or with sizes='any', which leaves the code that looks at "
     "them as it is written."
 )
+_BOTH = "sizes='any', for calls of both kinds; a part of the model then runs those of the other kind in float."
 
 
 @holds_argument
@@ -35,7 +36,8 @@ def check_fixed(value: object, name: str, fixed: object) -> None:
         given = "a tensor" if isinstance(value, torch.Tensor) else _short(value)
         raise InputError(
             f"argument {name!r} was {fixed!r} when the model was captured, now it is {given}; the graph holds for "
-            f"{fixed!r} only. Capture the model again with example inputs that give {name!r} this value."
+            f"{fixed!r} only. Capture the model again with example inputs that give {name!r} this value, or with "
+            f"{_BOTH}"
         )
 
 
@@ -51,7 +53,7 @@ def check_given(value: object, name: str) -> None:
     if not isinstance(value, torch.Tensor):
         raise InputError(
             f"argument {name!r} was a tensor when the model was captured, now it is {_short(value)}. Pass a tensor, or "
-            f"capture the model again with example inputs that leave {name!r} out."
+            f"capture the model again with example inputs that leave {name!r} out, or with {_BOTH}"
         )
 
 

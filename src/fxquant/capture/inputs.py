@@ -94,6 +94,15 @@ def bind_defaults(model: nn.Module) -> tuple[Slot, ...]:
     return bind(model, (), required)
 
 
+def tied_argument(slots: tuple[Slot, ...]) -> str:
+    """Return the first argument that calls may leave out, and a graph of this call holds for one way; "" if none is so.
+
+    Arguments that are given their default, as concrete ones are, are meant to stay.
+    """
+    free = (slot for slot in slots if slot.default is not NOTHING)
+    return next((slot.name for slot in free if not (slot.given and slot.value is slot.default)), "")
+
+
 def as_call(slots: tuple[Slot, ...], values: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
     """Positional and keyword arguments for `forward`, spelled as in the example, from values by slot name."""
     given = [slot for slot in slots if slot.given]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.errors import CalibrationError, StageError
+from fxquant.flows.mixed_batches import warn_of_lengths
 from fxquant.flows.name_batch import naming_batch
 from fxquant.graph.check_model import refuse_other
 from fxquant.graph.first_call import Waiting, begin
@@ -60,7 +61,7 @@ def calibrate(
     if prepared.training:
         raise StageError("calibrate runs in eval mode: call prepared.eval() first.")
     check_data(data)
-    count = 0
+    count, lengths = 0, set[int]()
     watchers = [module for module in prepared.modules() if isinstance(module, Watcher)]
     with (
         torch.no_grad(),
@@ -70,10 +71,12 @@ def calibrate(
     ):
         for batch in following(data, "calibrating", wanted=progress, most=num_batches):
             count += 1
+            lengths.add(len(batch) if is_several(batch) else 1)
             with naming_batch(count, batch, prepared):
                 made = run_batch(prepared, batch)
                 if isinstance(made, Iterator):  # a forward with `yield` runs as it is asked
                     deque(made, maxlen=0)
+    warn_of_lengths(lengths, tree_of(unwrapped(prepared)).num_inputs)
     if not count and stages and not any(observer.seen for observer in observers):
         raise CalibrationError("the calibration data has no batches. Give at least one; about 100 images is usual.")
     return prepared
