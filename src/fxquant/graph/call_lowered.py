@@ -12,6 +12,7 @@ import torch
 
 from fxquant.errors import FirstCallError, FxQuantError, InputError
 from fxquant.graph import torch_compat
+from fxquant.graph.explain_failure import as_input_error
 from fxquant.graph.float_dtype import cast, cast_halves, own_dtype
 from fxquant.graph.paths import find_module
 
@@ -34,6 +35,23 @@ def call_lowered(
     assert lowering is not None
     if lowering.source:
         return _first_call(region, lowering, args, kwargs)
+    try:
+        return _answer(region, parts, lowering, otherwise, args, kwargs)
+    except Exception as error:
+        told = as_input_error(region, error, args, kwargs)
+        if told is None:
+            raise
+        raise told from error
+
+
+def _answer(
+    region: Region,
+    parts: RegionParts,
+    lowering: Lowering,
+    otherwise: Otherwise,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
     outside = lowering.float_dtype
     if outside is not None:
         own = own_dtype(region.graph)
