@@ -23,6 +23,7 @@ ACTIVATIONS = {
     "dynamic": fq.Spec(signed=False, symmetric=False, dynamic=True, observer="minmax"),
     "dynamic 7 bits": fq.Spec(bits=7, signed=False, symmetric=False, dynamic=True, observer="minmax"),
 }
+RUNTIMES = ("onnxruntime", "openvino")
 OPS = {
     "linear": (lambda: nn.Linear(64, 16), (4, 64)),
     "conv1d": (lambda: nn.Conv1d(16, 16, 3), (2, 16, 7)),
@@ -84,7 +85,7 @@ def test_the_largest_products_on_our_own_engines(activation: str, op: str, engin
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", RUNTIMES)
 @pytest.mark.parametrize(
     ("activation", "op"),
     [("u8", "linear"), ("u8", "conv2d"), ("s8", "conv2d"), ("s8", "linear"), ("dynamic", "linear")],
@@ -126,12 +127,41 @@ def test_a_trace_is_right_on_any_cpu(op: str) -> None:
         assert sqnr_db(convert(model, x, ACTIVATIONS["u8"], "reference")(x), traced(x)) > 60
 
 
-def test_seven_bits_run_whole() -> None:
+def test_seven_bits_run_whole(pairs: None) -> None:
     """The default of a CPU without VNNI is not made slower."""
     model, x = worst("conv2d")
     found = convert(model, x, ACTIVATIONS["u8"], "onednn", x86(vnni=False).weight)
     kernels = [module for module in found.modules() if isinstance(module, kernel_modules.Kernel)]
-    assert len(kernels) == 2 and not any(kernel.wide for kernel in kernels)
+    with torch.no_grad():
+        found(x)
+    assert [kernel.packed is not None and kernel.packed[0] for kernel in kernels] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("op", "engine"), [("transposed", "onednn"), *(("groups", each) for each in ("onednn", "native", *RUNTIMES))]
+)
+def test_integers_that_are_written_beyond_their_spec(op: str, engine: str) -> None:
+    """Whether products may overflow is up to the integers, before and after a write in place."""
+    if engine in RUNTIMES:
+        pytest.importorskip(engine)
+    model, x = worst(op)
+    both = [convert(model, x, ACTIVATIONS["u8"], each, x86(vnni=False).weight) for each in (engine, "reference")]
+    compiled_too = torch.compile(both[0], backend="aot_eager") if engine == "onednn" else both[0]
+    with torch.no_grad():
+        for size in (30, 127, 40):
+            for made in both:
+                dict(made.named_buffers())["0.weight"].fill_(size)
+            expected = both[1](x)
+            assert sqnr_db(expected, both[0](x)) > 60
+            assert sqnr_db(expected, compiled_too(x)) > 60
+
+
+def test_a_state_of_eight_bits_says_where_it_belongs() -> None:
+    model, x = worst("linear")
+    spec = ACTIVATIONS["u8"]
+    few, many = (convert(model, x, spec, "reference", weight) for weight in (x86(vnni=False).weight, WEIGHT))
+    with pytest.raises(RuntimeError, match=r'takes -64 to 64.*target="x86-vnni"'):
+        few.load_state_dict(many.state_dict())
 
 
 def test_what_torch_has_does_not_depend_on_pairs() -> None:

@@ -10,32 +10,34 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fxquant.engines.onednn.kernels import Grid
 from fxquant.engines.onednn.pack import pack_conv, pack_linear
-from fxquant.engines.onednn.pairs import halves, overflows, twice
+from fxquant.engines.onednn.pairs import halves, is_wide, overflows, twice
 from fxquant.graph import torch_compat
 
-# weight -> (what it was packed for, packed weight, zeros); lives as long as the weight
+# weight -> (what it was packed for, whether in halves, packed weight, zeros); lives as long as the weight
 _packed: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def _pack(
-    weight: Tensor,
-    scale: Tensor,
-    zero_point: int,
-    shape: tuple[int, ...],
-    geometry: torch_compat.Geometry | None,
-    wide: bool,
+def _head(
+    x: Tensor, grid: Grid, weight: Tensor, scale: Tensor, geometry: torch_compat.Geometry | None, most: int
 ) -> tuple[object, ...]:
-    key = (geometry, zero_point != 0, 0 if weight.is_inference() else weight._version)
+    """Return the first arguments of the op: the input, twice for a weight in halves, its grid, the packed weight."""
+    axis, groups = (-1, 1) if geometry is None else (1, geometry[3])
+    # inference tensors do not count writes
+    key = object() if weight.is_inference() else (geometry, grid[1] != 0, most, weight._version)
     found = _packed.get(weight)
     if found is None or found[0] != key:
-        given = halves(weight) if wide else weight
+        in_halves = overflows() and is_wide(most, weight)
+        given = halves(weight) if in_halves else weight
+        shape = tuple((twice(x, axis, groups) if in_halves else x).shape)
         if geometry is None:
             packed = pack_linear(given, shape)
         else:
-            packed = pack_conv(given, scale, zero_point, geometry, shape)
-        found = _packed[weight] = (key, packed, torch.zeros(scale.numel(), dtype=torch.int32, device=scale.device))
-    return found[1], scale, found[2]
+            packed = pack_conv(given, scale, grid[1], geometry, shape)
+        zeros = torch.zeros(scale.numel(), dtype=torch.int32, device=scale.device)
+        found = _packed[weight] = (key, in_halves, packed, zeros)
+    return (twice(x, axis, groups) if found[1] else x, *grid, found[2], scale, found[3])
 
 
 @torch.library.custom_op("fxquant::qlinear", mutates_args=())
@@ -51,13 +53,11 @@ def qlinear(
     tail_name: str,
     tail_args: list[float],
     algorithm: str,
-    wide: bool,
+    most: int,
 ) -> Tensor:
     """`onednn.qlinear_pointwise`. `grids`: scale and zero point of the input, the output, the second tensor."""
     grid = (grids[0], int(grids[1]))
-    wide = wide and overflows()
-    x = twice(x, -1) if wide else x
-    head = (x, *grid, *_pack(weight, weight_scale, grid[1], tuple(x.shape), None, wide))
+    head = _head(x, grid, weight, weight_scale, None, most)
     out = (bias, grids[2], int(grids[3]), dtype)
     end = (tail_name, tail_args, algorithm)
     op = torch.ops.onednn.qlinear_pointwise
@@ -98,14 +98,12 @@ def qconv(
     tail_name: str,
     tail_args: list[float],
     algorithm: str,
-    wide: bool,
+    most: int,
 ) -> Tensor:
     """`onednn.qconv_pointwise`, or the one with a sum. `grids` as for `qlinear`."""
     geometry = (tuple(stride), tuple(padding), tuple(dilation), groups)
     grid = (grids[0], int(grids[1]))
-    wide = wide and overflows()
-    x = twice(x, 1, groups) if wide else x
-    head = (x, *grid, *_pack(weight, weight_scale, grid[1], tuple(x.shape), geometry, wide))
+    head = _head(x, grid, weight, weight_scale, geometry, most)
     out = (bias, stride, padding, dilation, groups, grids[2], int(grids[3]), dtype)
     end = (tail_name, tail_args, algorithm)
     if other is None:

@@ -19,7 +19,7 @@ from fxquant.engines import layout
 from fxquant.engines.onednn.compiled import qconv, qlinear
 from fxquant.engines.onednn.kernels import Grid
 from fxquant.engines.onednn.pack import pack_conv, pack_linear
-from fxquant.engines.onednn.pairs import halves, overflows, twice
+from fxquant.engines.onednn.pairs import halves, is_wide, may_overflow, overflows, twice
 from fxquant.engines.onednn.tape import recording
 from fxquant.engines.onednn.traced import call_traced
 from fxquant.errors import InputError
@@ -43,6 +43,10 @@ class Output:
     dtype: torch.dtype = torch.float32
     scale: float = 1.0
     zero_point: int = 0
+
+
+# whether the weight is in halves; the arguments of a call before the second tensor, and after
+Packed = tuple[bool, tuple[Any, ...], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,11 +77,13 @@ class Kernels(nn.Module):
 class Kernel(nn.Module):
     """Holds what every call needs. `holder` is not a child, so that the weight stays in one place of the state_dict.
 
-    `wide`: two products of an input and a weight may leave int16 (pairs.py).
+    `most`: the greatest integer of an input, for products that are summed in pairs (pairs.py); 0 where none are.
     """
 
     holder: QuantizedWeight
     rank = 0  # dimensions of a batch, if it must be one
+    axis = 1  # of the channels
+    groups = 1
 
     def __init__(
         self,
@@ -87,17 +93,17 @@ class Kernel(nn.Module):
         tail: Tail,
         accumulate: Accumulate | None,
         *,
-        wide: bool,
+        most: int,
     ) -> None:
         super().__init__()
         self.__dict__["holder"] = holder
         self.x_grid = x_grid
-        self.wide = wide
+        self.most = most
         self.output = output
         self.tail = tail
         self.accumulate = accumulate
         self.stamp: object = None  # of the weight that was packed
-        self.packed: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None
+        self.packed: Packed | None = None
 
     def __call__(self, *args: Any) -> Tensor:
         """Without looking for hooks: a model makes dozens of these calls, of some ten microseconds each."""
@@ -150,7 +156,7 @@ class Kernel(nn.Module):
         made.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         return made
 
-    def _arguments(self, shape: tuple[int, ...], grid: Grid | None) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    def _arguments(self, x: Tensor, grid: Grid | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return the arguments of a call: those before the second tensor, those after.
 
         The weight is packed for inputs of the first shape that comes; the layout hardly depends on it, and the op
@@ -158,21 +164,31 @@ class Kernel(nn.Module):
         """
         packed, stamp = self.packed, self.holder.stamp()
         if recording():
-            packed = self._pack(shape)
+            packed = self._pack(x)
         elif packed is None or self.stamp != stamp:
             with torch_compat.unseen():
-                packed = self.packed = self._pack(shape)
+                packed = self.packed = self._pack(x)
             self.stamp = stamp
-        return packed if grid is None else ((*grid, *packed[0]), packed[1])
+        in_halves, head, rest = packed
+        return (twice(x, self.axis, self.groups) if in_halves else x, *(grid or ()), *head), rest
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    def _pack(self, x: Tensor) -> Packed:
+        in_halves = self._in_halves()
+        shape = (twice(x, self.axis, self.groups) if in_halves else x).shape
+        return (in_halves, *self._packed(tuple(shape), in_halves))
+
+    def _packed(self, shape: tuple[int, ...], in_halves: bool) -> tuple[tuple[object, ...], tuple[object, ...]]:
         raise AssertionError("a kernel packs its own weight")
 
     def _in_halves(self) -> bool:
         """Tell whether the weight is taken apart: here, or in a trace, which may go to any CPU."""
-        if not self.wide:
+        spec = self.holder.spec
+        if recording() and may_overflow(self.most, max(-spec.quant_min, spec.quant_max)):
+            return True
+        if not overflows() and not recording():
             return False
-        return overflows() or recording()
+        with torch_compat.unseen():
+            return is_wide(self.most, self.holder.integers)
 
     def _head(self, packed: Tensor) -> tuple[object, ...]:
         scale = self._scale()
@@ -227,23 +243,24 @@ class ConvKernel(Kernel):
         geometry: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int],
         x_scales: Tensor | None = None,
         *,
-        wide: bool,
+        most: int,
     ) -> None:
         # torch's depthwise kernels sum one product at a time
-        super().__init__(holder, x_grid, output, tail, accumulate, wide=wide and holder.weight_shape[1] > 1)
+        super().__init__(holder, x_grid, output, tail, accumulate, most=most if holder.weight_shape[1] > 1 else 0)
         self.x_scales = x_scales  # of the channels of a depthwise convolution's input
         stride, padding, dilation, groups = geometry
         self.geometry = (list(stride), list(padding), list(dilation), groups)
         self.rank = len(stride) + 2
+        self.groups = groups
         spans = (d * (k - 1) + 1 for d, k in zip(dilation, holder.weight_shape[2:], strict=True))
         self.least = [span - 2 * pad for span, pad in zip(spans, padding, strict=True)]  # sizes of an image
 
     def _scale(self) -> Tensor:
         return super()._scale() if self.x_scales is None else super()._scale() * self.x_scales
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    def _packed(self, shape: tuple[int, ...], in_halves: bool) -> tuple[tuple[object, ...], tuple[object, ...]]:
         holder = self.holder
-        weight = halves(holder.integers) if self._in_halves() else holder.integers
+        weight = halves(holder.integers) if in_halves else holder.integers
         packed = pack_conv(weight, self._scale(), self._zero_point(), self.geometry, shape)
         return self._head(packed), (holder.dequantized("bias"), *self.geometry, *self._end())
 
@@ -251,29 +268,29 @@ class ConvKernel(Kernel):
         if torch.compiler.is_compiling():
             end = (*self.geometry, self._grids(grid), self.output.dtype, *self._tail())
             holder = self.holder
-            result = qconv(x, holder.integers, self._scale(), other, holder.dequantized("bias"), *end, self.wide)
+            result = qconv(x, holder.integers, self._scale(), other, holder.dequantized("bias"), *end, self.most)
             assert isinstance(result, Tensor)
             return result
         if x.dim() == self.rank and any(map(lt, x.shape[2:], self.least)):  # the kernel would make something up
             raise RuntimeError("the padded image is smaller than the kernel")
-        if self._in_halves():
-            x = twice(x, 1, self.geometry[3])
-        head, rest = self._arguments(x.shape, grid)
+        head, rest = self._arguments(x, grid)
         if other is None:
-            return overload(torch.ops.onednn.qconv_pointwise, grid)(x, *head, *rest)  # type: ignore[no-any-return]
+            return overload(torch.ops.onednn.qconv_pointwise, grid)(*head, *rest)  # type: ignore[no-any-return]
         assert self.accumulate is not None
         if other.shape[0] != x.shape[0]:  # the same for every sample
             other = other.expand(x.shape[0], *other.shape[1:]).clone(memory_format=torch.channels_last)
         elif self.accumulate.copy or not other.is_contiguous(memory_format=torch.channels_last):
             other = other.clone(memory_format=torch.channels_last)
-        return torch.ops.onednn.qconv2d_pointwise.binary(x, *head, other, *rest)  # type: ignore[no-any-return]
+        return torch.ops.onednn.qconv2d_pointwise.binary(*head, other, *rest)  # type: ignore[no-any-return]
 
 
 class LinearKernel(Kernel):
     """`onednn.qlinear_pointwise`: product, an optional sum with a second tensor, an optional unary op."""
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[object, ...], tuple[object, ...]]:
-        weight = halves(self.holder.integers) if self._in_halves() else self.holder.integers
+    axis = -1
+
+    def _packed(self, shape: tuple[int, ...], in_halves: bool) -> tuple[tuple[object, ...], tuple[object, ...]]:
+        weight = halves(self.holder.integers) if in_halves else self.holder.integers
         packed = pack_linear(weight, shape)
         return self._head(packed), (self.holder.dequantized("bias"), *self._end())
 
@@ -284,15 +301,13 @@ class LinearKernel(Kernel):
             end = (self.output.dtype, self._sum_name(), *self._tail())
             holder = self.holder
             result = qlinear(
-                x, holder.integers, self._scale(), other, holder.dequantized("bias"), self._grids(grid), *end, self.wide
+                x, holder.integers, self._scale(), other, holder.dequantized("bias"), self._grids(grid), *end, self.most
             )
             assert isinstance(result, Tensor)
             return result
-        if self._in_halves():
-            x = twice(x, -1)
-        head, rest = self._arguments(x.shape, grid)
+        head, rest = self._arguments(x, grid)
         if other is None:
-            return overload(torch.ops.onednn.qlinear_pointwise, grid)(x, *head, *rest)  # type: ignore[no-any-return]
+            return overload(torch.ops.onednn.qlinear_pointwise, grid)(*head, *rest)  # type: ignore[no-any-return]
         assert self.accumulate is not None
         given = other
         if other.shape[:-1] != x.shape[:-1]:  # the same for every sample
@@ -301,7 +316,7 @@ class LinearKernel(Kernel):
             other = other.clone(memory_format=torch.contiguous_format)
         op = torch.ops.onednn.qlinear_pointwise
         binary = op.binary_tensor if _on_tensors(grid) else op.binary
-        made: Tensor = binary(x, *head, other, *rest)
+        made: Tensor = binary(*head, other, *rest)
         if self.accumulate.first and not given.is_contiguous():
             return layout.restored(made, layout.after_each([given, False], [given, made], made))
         return made

@@ -21,7 +21,6 @@ from fxquant.engines.onednn.followers import lower_follower
 from fxquant.engines.onednn.kernel_modules import Accumulate, ConvKernel, Kernels, LinearKernel, Output, Tail
 from fxquant.engines.onednn.lower_dynamic import lower_dynamic
 from fxquant.engines.onednn.lower_layout import lower_layout, mark
-from fxquant.engines.onednn.pairs import may_overflow
 from fxquant.engines.onednn.runner import OneDnn
 from fxquant.engines.onednn.support import TAILS, explicit_padding, supports, supports_float_sum, tail_of
 from fxquant.engines.onednn.transposed import TransposedKernel, fits
@@ -104,9 +103,9 @@ def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
     if group.quantize is not None:
         scale, zero_point = grid_of(group.quantize)
         output = Output(dtype=dtype_of(group.quantize), scale=scale, zero_point=zero_point)
-    wide = may_overflow(group.x_most, max(-group.holder.spec.quant_min, group.holder.spec.quant_max))
+    most = group.x_most
     if group.kind == "linear":
-        kernel: nn.Module = LinearKernel(group.holder, group.x_grid, output, tail, accumulate, wide=wide)
+        kernel: nn.Module = LinearKernel(group.holder, group.x_grid, output, tail, accumulate, most=most)
     elif group.kind in _TRANSPOSED:
         settings: Any = group.node.args[3:8]
         stride, padding, extra, groups, dilation = settings
@@ -115,7 +114,7 @@ def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
         if not fits(group.holder.weight_shape[2:], stride, padding, extra, dilation):
             return "dilation, or an output padding beyond the kernel's reach"
         transposed = (stride, padding, extra, groups)
-        kernel = TransposedKernel(group.holder, group.x_grid, output, tail, transposed, wide=wide)
+        kernel = TransposedKernel(group.holder, group.x_grid, output, tail, transposed, most=most)
     else:
         settings = group.node.args[3:7]
         stride, padding, dilation, groups = settings
@@ -123,7 +122,7 @@ def _emit(region: Region, group: Group, ops: OpTable) -> str | None:
         if pads is None:
             return "'same' padding that is not symmetric"
         geometry = (stride, pads, dilation, groups)
-        kernel = ConvKernel(group.holder, group.x_grid, output, tail, accumulate, geometry, group.x_scales, wide=wide)
+        kernel = ConvKernel(group.holder, group.x_grid, output, tail, accumulate, geometry, group.x_scales, most=most)
     path = _install(region, group.node.name, kernel)
     with region.graph.inserting_before(end):
         args: tuple[Any, ...] = (group.x,) if group.other is None else (group.x, group.other)

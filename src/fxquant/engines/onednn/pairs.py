@@ -19,11 +19,20 @@ from torch import Tensor
 from fxquant.graph import torch_compat
 
 _MOST = 2**15 - 1
+_BYTE = 128
 
 
 def may_overflow(most: int, weights: int) -> bool:
     """Tell whether two products may leave int16: of inputs up to `most` and weights up to `weights`."""
     return 2 * most * weights > _MOST
+
+
+def is_wide(most: int, weight: Tensor) -> bool:
+    """Tell whether two products may, of inputs up to `most` and the integers of this weight, whatever its spec says."""
+    if not weight.numel() or not may_overflow(most, _BYTE):
+        return False
+    least, greatest = weight.aminmax()
+    return may_overflow(most, max(-int(least), int(greatest)))
 
 
 @functools.cache

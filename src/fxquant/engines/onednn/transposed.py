@@ -18,7 +18,7 @@ from fxquant.engines.onednn.compiled import qconv
 from fxquant.engines.onednn.kernel_modules import Kernel, Output, Tail, overload
 from fxquant.engines.onednn.kernels import Grid
 from fxquant.engines.onednn.pack import pack_conv
-from fxquant.engines.onednn.pairs import halves, twice
+from fxquant.engines.onednn.pairs import halves
 from fxquant.graph import torch_compat
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 
@@ -34,11 +34,12 @@ class TransposedKernel(Kernel):
         tail: Tail,
         geometry: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int],
         *,
-        wide: bool,
+        most: int,
     ) -> None:
-        super().__init__(holder, x_grid, output, tail, None, wide=wide and holder.weight_shape[0] > geometry[3])
+        super().__init__(holder, x_grid, output, tail, None, most=most if holder.weight_shape[0] > geometry[3] else 0)
         self.geometry = geometry
         self.rank = len(geometry[0]) + 2
+        self.groups = geometry[3]
 
     def _phases(self) -> tuple[Tensor, Tensor, Tensor | None, tuple[list[int], list[int], list[int], int]]:
         """Weight, scale, bias and geometry of the convolution."""
@@ -56,9 +57,9 @@ class TransposedKernel(Kernel):
         ones = [1] * (phases.dim() - 2)
         return phases, scale, bias, (ones, [size - 1 for size in phases.shape[2:]], ones, groups)
 
-    def _pack(self, shape: tuple[int, ...]) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    def _packed(self, shape: tuple[int, ...], in_halves: bool) -> tuple[tuple[object, ...], tuple[object, ...]]:
         phases, scale, bias, geometry = self._phases()
-        if self._in_halves():
+        if in_halves:
             phases = halves(phases)
         packed = pack_conv(phases, scale, self._zero_point(), geometry, shape)
         head = (*(self.x_grid or ()), packed, scale, torch.zeros(scale.numel(), dtype=torch.int32, device=scale.device))
@@ -70,7 +71,7 @@ class TransposedKernel(Kernel):
             x = x.unsqueeze(2)
         if torch.compiler.is_compiling():
             weight, scale, bias, geometry = self._phases()
-            end = (self._grids(grid), self.output.dtype, *self._tail(), self.wide)
+            end = (self._grids(grid), self.output.dtype, *self._tail(), self.most)
             y = qconv(x, weight, scale, None, bias, *geometry, *end)
         else:
             y = super()._traced(x, other, grid) if torch_compat.is_traced() else self._op(x, other, grid)
@@ -81,10 +82,8 @@ class TransposedKernel(Kernel):
         return self.forward(x, other, grid)
 
     def _op(self, x: Tensor, other: Tensor | None, grid: Grid | None) -> Tensor:
-        if self._in_halves():
-            x = twice(x, 1, self.geometry[3])
-        head, rest = self._arguments(x.shape, grid)
-        return overload(torch.ops.onednn.qconv_pointwise, grid)(x, *head, *rest)  # type: ignore[no-any-return]
+        head, rest = self._arguments(x, grid)
+        return overload(torch.ops.onednn.qconv_pointwise, grid)(*head, *rest)  # type: ignore[no-any-return]
 
     def _interleave(self, y: Tensor, x: Tensor) -> Tensor:
         stride, padding, extra, groups = self.geometry
@@ -111,7 +110,7 @@ def phase_weight(weight: Tensor, stride: tuple[int, ...], groups: int) -> Tensor
     kernel = (part for pair in zip(taps, stride, strict=True) for part in pair)
     split = padded.view(groups, inputs // groups, outputs, *kernel)
     # tap r + s m of the kernel: m runs backwards, r is a phase
-    at_taps, at_phases = range(3, split.dim(), 2), range(4, split.dim(), 2)
+    at_taps, at_phases = tuple(range(3, split.dim(), 2)), tuple(range(4, split.dim(), 2))
     split = split.flip(*at_taps).permute(0, *at_phases, 2, 1, *at_taps)
     return split.reshape(-1, inputs // groups, *taps).contiguous()
 

@@ -90,7 +90,13 @@ class QuantizedWeight(CheckedState):
                     given = unpack(given, (2 * given.shape[-1],), self.spec.signed)
                 if name in ("weight", "weight_zero_point") and not ends[0] <= given.min() <= given.max() <= ends[1]:
                     has = f"integers from {int(given.min())} to {int(given.max())}"
-                    yield name, f"the state has {has}, this model takes {ends[0]} to {ends[1]}."
+                    yield name, f"the state has {has}, this model takes {ends[0]} to {ends[1]}.{self._wider(given)}"
+
+    def _wider(self, given: Tensor) -> str:
+        """Return where integers that leave limits below those of a byte belong: with CPUs that take all of it."""
+        if not self.spec.signed or self.spec.bits != 8 or int(given.min()) < -127:
+            return ""
+        return ' For weights of 8 bits, prepare this model with target="x86-vnni": it takes -127 to 127.'
 
     def __getattr__(self, name: str) -> Any:
         """Return what a graph that is written down or compiled reads is the plain tensor.
