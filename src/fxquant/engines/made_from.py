@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from fxquant.engines.onednn.kernel_modules import Kernel
+from fxquant.engines.onednn.kernel_modules import Kernel, Kernels
 from fxquant.graph.region import Region
 from fxquant.graph.standing import Standing
 from fxquant.numerics.grid import Grid
+from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 
 _version = operator.attrgetter("_version")
 
@@ -104,8 +105,10 @@ def made_from(region: Region) -> MadeFrom:
 def _is_steady(module: nn.Module) -> bool:
     """Tell whether a module does the same in train mode.
 
-    Those of torch do, but for norms that count and for dropout.
+    Those of torch do, but for norms that count and for dropout; and so do holders of ours, which only have tensors.
     """
+    if type(module) in (QuantizedWeight, Grid, Kernels):
+        return True
     if isinstance(module, (_NormBase, _DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)):
         return False
     return type(module).__module__.startswith("torch.nn.modules.")

@@ -360,3 +360,13 @@ def test_pictures_with_their_channels_last() -> None:
             expected, found = model(given), quantized(given)
             assert expected[1] == found[1]
             assert sqnr_db(expected[0], found[0]) > 25
+
+
+def test_modes_of_what_only_holds_tensors_are_no_change(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8)
+    model = nn.Sequential(nn.LSTM(8, 8, batch_first=True)).eval()
+    found = fq.quantize(model, [x], engine="onnxruntime")
+    with torch.no_grad():
+        found.eval()(x)
+    assert "not as it was converted" not in caplog.text
