@@ -90,6 +90,21 @@ def test_dtypes_of_ops_are_no_numbers(name: str, value: object, bases: dict[str,
         fq.load(tmp_path / "numbers.fq", engine="reference")
 
 
+@pytest.mark.parametrize("count", [2, ["node", "n"]], ids=["of the file", "of the input"])
+def test_weights_of_group_norms_lie_as_they_are_read(count: object, bases: dict[str, File], tmp_path: Path) -> None:
+    """Torch reads as many numbers behind the first as there are channels, whatever the strides say."""
+
+    def expand(file: File) -> None:
+        x, b = ["node", "input_1"], ["node", "b"]
+        made = [("n", ".size", [x, 0]), ("a", "torch.ones", [1]), ("b", ".expand", [["node", "a"], count])]
+        made += [("y", ".unsqueeze", [x, 0])]
+        rows(file, *made, ("m", "torch.ops.aten.native_group_norm.default", [["node", "y"], b, b, 1, 2, 64, 1, 1e-5]))
+
+    write(forged(bases["linear"], expand), tmp_path / "norm.fq")
+    with pytest.raises(fq.ArchiveError, match="reads b as it lies in memory"):
+        fq.load(tmp_path / "norm.fq", engine="reference")
+
+
 def _empty(file: File) -> None:
     x, size, ends = ["node", "input_1"], ["list", 2, 5], ["node", "ends"]
     made = [("a", "torch.empty", [size]), ("b", "torch.empty_like", [x]), ("c", ".new_empty", [x, size])]

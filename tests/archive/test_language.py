@@ -22,3 +22,6 @@ def test_ops_compute_on_tensors() -> None:
     assert aten_op("torch.ops.aten.remainder.Scalar") is not None
     assert aten_op("torch.ops.aten.remainder.int") is None
     assert aten_op("torch.ops.aten.mul.left_t") is None
+    assert aten_op("torch.ops.aten.to.dtype") is not None
+    assert aten_op("torch.ops.aten.to.prim_dtype") is None  # the dtype is a number of any size
+    assert aten_op("torch.ops.aten.size.default") is not None

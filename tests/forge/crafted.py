@@ -10,6 +10,7 @@ import torch
 
 from forge.files import File
 from forge.growth import growing
+from forge.kinds import of_kinds
 from forge.trust import trusting
 
 Change = Callable[[File], None]
@@ -414,7 +415,7 @@ def _info(*shape: int) -> Any:
 def crafted() -> dict[str, tuple[str, Change]]:
     """Name -> (base file, change)."""
     found: dict[str, tuple[str, Change]] = {}
-    for source in (_calls(), _settings(), _numbers(), _tensors(), _headers(), growing(), trusting()):
+    for source in (_calls(), _settings(), _numbers(), _tensors(), _headers(), growing(), trusting(), of_kinds()):
         for name, base, change in source:
             found[f"{len(found)}: {name}"] = base, change
     return found

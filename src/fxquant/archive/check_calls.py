@@ -37,6 +37,7 @@ _NAMED = {  # torch also takes the number of one, and looks for it in its table,
     "MemoryFormat": (torch.memory_format,),
     "Device": (torch.device, str),
 }
+_PACKED = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _GEOMETRY = (("stride", 1), ("dilation", 1), ("groups", 1), ("padding", 0), ("output_padding", 0))
 
 
@@ -64,6 +65,8 @@ def check_values(
             _check_kernel(op.params, args, kwargs)
     if op is not None and op.is_product:
         _check_dtypes(op.params, args, kwargs)
+    if word == "native_group_norm" or (word in _PACKED and _is_packed(args, kwargs)):
+        _check_whole(node, word)
     if "batch_norm" in word:
         _check_norm(args, kwargs)
     if word.lstrip("_").startswith("upsample_") and isinstance(node.target, torch._ops.OpOverload):
@@ -164,6 +167,26 @@ def _check_norm(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     for tensor in (*args[1:5], *kwargs.values()):
         if isinstance(tensor, (Tensor, Unknown)) and getattr(tensor, "shape", None) != (channels,):
             raise ArchiveError(f"a batch norm of {channels} channels has a tensor of another shape.")
+
+
+def _is_packed(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+    """Tell whether a recurrent op takes the sizes of batches, (data, batch_sizes, hx, params, has_biases, ...)."""
+    named = "batch_sizes" in kwargs or ("hx" in kwargs and len(args) > 1) or ("params" in kwargs and len(args) > 2)
+    return named or (len(args) > 3 and not isinstance(args[3], bool))
+
+
+def _check_whole(node: fx.Node, word: str) -> None:
+    """Torch reads scales, shifts and sizes of batches as if each lay behind the other, whatever their strides.
+
+    Strides depend on the sizes of the inputs, so that those of the example say nothing: it goes by what makes a tensor.
+    """
+    names = ("weight", "bias") if word == "native_group_norm" else ("batch_sizes",)
+    given = (*node.args[1 : 1 + len(names)], *(node.kwargs.get(name) for name in names))
+    for source in given:
+        if not isinstance(source, fx.Node) or source.op in ("placeholder", "get_attr"):
+            continue
+        if _word(source) != "contiguous":
+            raise ArchiveError(f"it reads {source.name} as it lies in memory, which is not contiguous at all sizes.")
 
 
 def _check_scales(op: torch._ops.OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:

@@ -122,6 +122,7 @@ _BUILTINS: tuple[Any, ...] = (
 _OWN_OPS = ("quantized_decomposed", "fxquant")
 _ARGUMENTS = ("Storage", "Stream", "QScheme", "classes")  # none of these is a plain value
 _ON_SIZES = ("_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size")  # checks that torch.export writes
+_OF_TENSORS = ("element_size", "size", "stride", "sym_size", "sym_stride")  # TorchScript's own that take a tensor alone
 _DUNDER = ("add", "sub", "mul", "truediv", "matmul", "floordiv", "mod", "pow")
 
 
@@ -182,6 +183,8 @@ def aten_op(name: str) -> torch._ops.OpOverload | None:
     types = [str(argument.type) for argument in (*op._schema.arguments, *op._schema.returns)]
     if not any("Tensor" in text for text in types) and word not in _ON_SIZES:
         return None  # TorchScript's twins on numbers and lists, which trust them: a remainder by 0 ends the process
+    if word not in (*_ON_SIZES, *_OF_TENSORS) and not torch._C._dispatch_has_kernel(op.name()):
+        return None  # TorchScript's own on tensors, which take dtypes as numbers of any size: -1 ends the process
     return None if any(kind in text for text in types for kind in _ARGUMENTS) else op
 
 
