@@ -82,6 +82,17 @@ def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:
             put(bad, "x")
 
 
+def test_ctrl_c_as_a_file_is_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(handle: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr("fxquant.files.os.close", interrupted)
+        with replacing(tmp_path / "a", fq.ArchiveError):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("old")

@@ -67,8 +67,8 @@ def _part_of(target: Path) -> Iterator[tuple[Path, int]]:
     """An empty file beside the target, which is gone at the end, and the mode that it is to have."""
     _sweep(target)
     part = target.with_name(f".{_stem(target)}.{os.getpid()}.{secrets.token_hex(4)}.part")
-    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         mode = stat.S_IMODE((target if target.exists() else part).stat().st_mode)
         yield part, mode
     finally:
