@@ -86,9 +86,9 @@ def test_ctrl_c_as_a_file_is_made_leaves_nothing(tmp_path: Path, monkeypatch: py
     def interrupted(handle: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr("fxquant.files.os.close", interrupted)
-        with replacing(tmp_path / "a", fq.ArchiveError):
+        with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "a", fq.ArchiveError):
             pass
     assert not list(tmp_path.iterdir())
 
