@@ -19,6 +19,7 @@ from torch import nn
 
 from fxquant.capture import Method, Sizes, capture
 from fxquant.capture.canonical.bake import bake_parametrizations
+from fxquant.capture.one_at_a_time import CAPTURING
 from fxquant.capture.piecewise.calls import Call
 from fxquant.capture.piecewise.wrapped_bodies import FirstCall, capture_bodies, replace_module, watch_calls
 from fxquant.capture.recording import Reference
@@ -55,7 +56,8 @@ def capture_with_config(
     """
     whole = dataclasses.replace(context, model=model)
     job = _Capture(model=model, context=whole, method=method, sizes=sizes, concrete=dict(concrete or {}))
-    captured = job.run(args, dict(kwargs))
+    with CAPTURING:
+        captured = job.run(args, dict(kwargs))
     place_regions(captured)
     return captured, (whole, *job.inner)
 

@@ -22,6 +22,7 @@ from fxquant.capture.attempt import exported, symbolic_root
 from fxquant.capture.batch import batch_size, fixes_batch, fixes_inputs
 from fxquant.capture.guards import check_fixed, check_given, check_items, check_key, check_same, unpack
 from fxquant.capture.inputs import bind, bind_defaults
+from fxquant.capture.one_at_a_time import CAPTURING
 from fxquant.capture.piecewise.opaque import Traced, trace_around
 from fxquant.capture.piecewise.piecewise import piecewise
 from fxquant.capture.reasons import Cause
@@ -86,7 +87,8 @@ def capture(
         "export": exported,
         "piecewise": piecewise,
     }
-    captured = attempts[method](request)
+    with CAPTURING:
+        captured = attempts[method](request)
     if concrete and not isinstance(captured, Region):
         set_tree(captured, replace(tree_of(captured), concrete=tuple(concrete.items())))
     return captured

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import operator
+import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -65,6 +66,7 @@ class _Tracer(fx.Tracer):
         self.containers: set[int] = set()  # ids of those that were opened as a whole
         self.handed_on = False  # one of them was given to a call
         self.values = values
+        self.thread = threading.get_ident()  # torch.fx asks us about the modules of all threads
         self.drawn = DrawnWatch(lambda: values is not None and values.running)
         self.names: dict[int, str] = {}
         self.slots = request.slots
@@ -106,10 +108,15 @@ class _Tracer(fx.Tracer):
         self.__dict__.setdefault("refused", []).append(refused)  # the user's code may catch it
         return refused
 
+    def _looks_away(self) -> bool:
+        """Tell whether what runs is no part of the trace: another thread's model, or code that is tried on values."""
+        running = self.values is not None and self.values.running
+        return running or threading.get_ident() != self.thread
+
     def call_module(
         self, m: nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
-        if self.values is not None and self.values.running:
+        if self._looks_away():
             return forward(*args, **kwargs)
         if is_graph(m):
             path = self.path_of_module(m)
@@ -144,7 +151,7 @@ class _Tracer(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: object, parameter_proxy_cache: dict[str, fx.Proxy]) -> object:
         """Buffers are proxies too: else `self.steps.add_(1)` would run on the user's own buffer while tracing."""
-        if not isinstance(attr_val, torch.Tensor) or (self.values is not None and self.values.running):
+        if not isinstance(attr_val, torch.Tensor) or self._looks_away():
             return attr_val
         if not self.names:
             self.names = {id(t): name for name, t in (*self.root.named_parameters(), *self.root.named_buffers())}
