@@ -186,12 +186,12 @@ def prepare_qat_fx(
         >>> quantized = fq.convert_fx(prepared.eval())
     """
     model = as_plain(model, "prepare_qat_fx", training=True)
+    refuse_prepared(model, "prepare_qat_fx")
     if not model.training:
         raise StageError(
             "prepare_qat_fx prepares a model for training: call model.train() first. "
             "For a model that is not trained any more, use prepare_fx and calibrate."
         )
-    refuse_prepared(model, "prepare_qat_fx")
     rules = read_rules(qconfig_mapping, target, "qat")
     if not rules.is_training and not rules.has_setters:
         raise ConfigError(

@@ -83,6 +83,19 @@ def test_dicts_for_a_forward_that_takes_any_names() -> None:
     assert fq.quantize(Any().eval(), [{"x": X}])(x=X).shape == (4, 4)
 
 
+def test_dicts_that_are_the_one_argument() -> None:
+    class Sample(Net):
+        def forward(self, data: dict[str, Tensor], scale: Tensor | None = None) -> Tensor:
+            return self.fc(data["image"])
+
+    model, batch = Sample().eval(), {"image": X, "label": torch.zeros(4)}
+    quantized = fq.quantize(model, [batch], engine="reference")
+    assert fq.check(model, quantized, [batch]).passed
+    later = fq.calibrate(fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (batch,)), [batch])
+    assert fq.compare(model, fq.convert_fx(later, engine="reference"), [batch]).worst(1)
+    fq.benchmark(quantized, batch, float_model=model, engines=["reference"], seconds=0.001)
+
+
 def test_wrong_stage() -> None:
     with pytest.raises(fq.StageError, match="plain module"):
         fq.calibrate(Net(), [X])

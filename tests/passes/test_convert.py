@@ -174,6 +174,8 @@ def test_wrong_order_is_a_clear_error() -> None:
         fq.convert_fx(converted)
     with pytest.raises(fq.StageError, match="already converted"):
         fq.prepare_fx(converted, mapping, (x,))
+    with pytest.raises(fq.StageError, match="already converted"):  # not that it should be in train mode
+        fq.prepare_qat_fx(converted, fq.get_default_qat_qconfig_mapping(), (x,))
 
 
 def test_training_configs_are_refused() -> None:

@@ -23,7 +23,7 @@ from fxquant.graph.check_model import refuse_other
 from fxquant.graph.first_call import Waiting, begin
 from fxquant.graph.region import Region, regions, stage_of
 from fxquant.graph.region_parts import Stage
-from fxquant.graph.tree import OF_A_LOSS, is_several, tree_of
+from fxquant.graph.tree import OF_A_LOSS, is_several, is_value, tree_of
 from fxquant.numerics.distributed.merge import merging_over_ranks
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.table import Observer
@@ -39,7 +39,8 @@ def calibrate(
 ) -> nn.Module:
     """Feed batches to a prepared model and return it.
 
-    A batch is a tensor, a dict of keyword arguments, or a tuple or list of positional arguments; what goes beyond the
+    A batch is a tensor, a dict of keyword arguments (or the one argument itself, if none of its keys is an argument's
+    name), or a tuple or list of positional arguments; what goes beyond the
     example inputs given to `prepare_fx` (labels, mostly) is left out. With torch.distributed, every rank gives its own
     share of the data, and all end with the ranges of the whole. A model from `prepare_qat_fx` trains from these ranges.
     `progress` shows a bar, in a terminal.
@@ -139,7 +140,8 @@ def peek(data: Iterable[T]) -> tuple[T, Iterable[T]]:
 def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dict[str, object] | None]:
     """Example inputs from a batch: a tuple gives as many arguments as forward has without a default (labels go).
 
-    A dict gives what forward takes, but for labels that it runs without. A forward with `*args` gets as many as it runs
+    A dict gives what forward takes, but for labels that it runs without; where none of its keys is an
+    argument's name, it is one value for a forward that runs with it. A forward with `*args` gets as many as it runs
     with.
     """
     parameters = inspect.signature(model.forward).parameters
@@ -148,6 +150,8 @@ def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dic
     if isinstance(batch, Mapping):
         any_name = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         named = {key: value for key, value in batch.items() if any_name or key in parameters}
+        if not any_name and is_value(batch, [*parameters]) and _runs(model, (batch,), {}):
+            return (batch,), None
         if not named:
             raise CalibrationError(
                 f"a batch is a dict with {', '.join(map(repr, batch)) or 'nothing in it'}, and the model takes "

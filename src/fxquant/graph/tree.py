@@ -6,7 +6,7 @@ plain attribute, so it goes along with copies and pickles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
@@ -57,7 +57,7 @@ class Tree:
 
     def call(self, model: nn.Module, batch: object) -> object:
         """Call a model that is called as this one is: with a dict, several values (labels go), or one."""
-        if isinstance(batch, Mapping):
+        if isinstance(batch, Mapping) and not (self.num_inputs == 1 and is_value(batch, self.input_names)):
             return model(**self.named(batch))
         values = batch[: self.num_inputs or len(batch)] if is_several(batch) else (batch,)
         return model(*values, **dict(self.concrete))
@@ -66,6 +66,11 @@ class Tree:
 def is_several(batch: object) -> TypeGuard[tuple[Any, ...] | list[Any]]:
     """Tell whether a batch is several values for a model, not one; a packed sequence is one, though a tuple."""
     return isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence)
+
+
+def is_value(batch: Mapping[str, object], names: Sequence[str]) -> bool:
+    """Tell whether a dict is one value for a model, `forward(self, data)`: it has no argument's name among its keys."""
+    return bool(batch) and bool(names) and batch.keys().isdisjoint(names)
 
 
 def set_tree(model: nn.Module, tree: Tree) -> None:

@@ -27,6 +27,7 @@ from fxquant.graph.lowering import unlower
 from fxquant.graph.own import copy_model
 from fxquant.graph.region import regions, runner_of, stage_of
 from fxquant.graph.region_parts import Stage
+from fxquant.graph.tree import is_value, tree_of
 from fxquant.tables.present import Shown, new_table
 
 if TYPE_CHECKING:
@@ -187,6 +188,8 @@ def _inputs(
     if isinstance(inputs, Tensor):
         return (inputs,), dict(kwargs or {})
     if isinstance(inputs, Mapping):
+        if not kwargs and is_value(inputs, tree_of(model).input_names):
+            return (inputs,), {}
         return (), {**inputs, **(kwargs or {})}
     if inputs is not None and not isinstance(inputs, Iterable):
         raise ConfigError(f"benchmark: example_inputs is a {type(inputs).__name__}. Give a tensor, a tuple or a dict.")
