@@ -19,6 +19,7 @@ from fxquant.errors import (
     CaptureError,
     ConfigError,
     FxQuantError,
+    InputError,
     StageError,
     VerifyError,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "FuseCustomConfig",
     "FxQuantError",
     "Grids",
+    "InputError",
     "IntegerReference",
     "Kernel",
     "Native",

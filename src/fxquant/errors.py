@@ -50,6 +50,10 @@ class InputError(FxQuantError, ValueError):
     """A captured model was called with inputs that its graph does not cover."""
 
 
+class UnlikeInputError(InputError, RuntimeError):
+    """A kernel failed on inputs that are unlike the example's; a RuntimeError, as torch's own is."""
+
+
 class StageError(FxQuantError, RuntimeError):
     """A call in the wrong order: converting before calibrating, calibrating in train mode, and so on."""
 

@@ -117,18 +117,24 @@ def _repeatable() -> Iterator[None]:
 
 
 def _unread(recording: Recording, values: Example) -> set[int]:
-    """Return the lists (their ids) of which the model reads no further item: one for each of its tables, say.
+    """Return the lists (their ids) of which the model reads all items and no further one: one for each table, say.
 
-    Such a model takes a longer list, as `zip` does, and nobody means anything by it.
+    Such a model takes a longer list, as `zip` does, and nobody means anything by it. A list of which it reads nothing
+    may go along with the batch, and is none of these.
     """
     found: set[int] = set()
     model = clone_tree(recording.model)
+
+    def answers_alike(old: list[object], new: list[object]) -> bool:
+        args, kwargs = _replace(values, old, new)
+        with contextlib.suppress(Exception):
+            return difference(recording.run(model, args, kwargs), recording.evaluated_outputs()) is None
+        return False  # most models fail, as they read an object that is no tensor, or miss one
+
     with trying(), evaluating(model):
         for each in itertools.islice(_lists(values), _MOST_TRIES):
-            args, kwargs = _replace(values, each, [*each, object()])
-            with contextlib.suppress(Exception):  # most models fail, as they read that object
-                if difference(recording.run(model, args, kwargs), recording.evaluated_outputs()) is None:
-                    found.add(id(each))
+            if answers_alike(each, [*each, object()]) and not answers_alike(each, each[:-1]):
+                found.add(id(each))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fxquant.errors import InputError
+from fxquant.errors import UnlikeInputError
 
 if TYPE_CHECKING:
     from fxquant.graph.region import Region
@@ -20,7 +20,7 @@ _OF_TORCH = (RuntimeError, IndexError, ValueError, ZeroDivisionError)
 
 def as_input_error(
     region: Region, error: Exception, args: tuple[object, ...], kwargs: dict[str, object]
-) -> InputError | None:
+) -> UnlikeInputError | None:
     """Return the error of a call whose inputs are unlike the example's; None if they are like them."""
     if type(error) not in _OF_TORCH:
         return None
@@ -28,7 +28,7 @@ def as_input_error(
     if not found:
         return None
     reason = next(iter(str(error).splitlines()), "").rstrip(". ")
-    return InputError(
+    return UnlikeInputError(
         f"{'; '.join(found)}. The model fails on that: {reason}. Pass inputs with the axes, channels and dtypes of the "
         "example, or, where the float model takes these, capture it again with them."
     )
