@@ -19,7 +19,6 @@ from torch import nn
 
 from fxquant.capture import Method, Sizes, capture
 from fxquant.capture.canonical.bake import bake_parametrizations
-from fxquant.capture.one_at_a_time import CAPTURING
 from fxquant.capture.piecewise.calls import Call
 from fxquant.capture.piecewise.wrapped_bodies import FirstCall, capture_bodies, replace_module, watch_calls
 from fxquant.capture.recording import Reference
@@ -31,6 +30,7 @@ from fxquant.errors import ConfigError
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
 from fxquant.graph.notes import LEFT_ALONE
+from fxquant.graph.one_at_a_time import CAPTURING
 from fxquant.graph.paths import class_name, is_within, join_path
 from fxquant.graph.region import Region, regions, stage_of, user_class
 from fxquant.graph.region_parts import Stage

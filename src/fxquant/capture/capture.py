@@ -22,7 +22,6 @@ from fxquant.capture.attempt import exported, symbolic_root
 from fxquant.capture.batch import batch_size, fixes_batch, fixes_inputs
 from fxquant.capture.guards import check_fixed, check_given, check_items, check_key, check_same, unpack
 from fxquant.capture.inputs import bind, bind_defaults
-from fxquant.capture.one_at_a_time import CAPTURING
 from fxquant.capture.piecewise.opaque import Traced, trace_around
 from fxquant.capture.piecewise.piecewise import piecewise
 from fxquant.capture.reasons import Cause
@@ -32,6 +31,7 @@ from fxquant.capture.run_untraced import copy_inputs, untouched
 from fxquant.errors import CaptureError
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.nodes import record_tensors
+from fxquant.graph.one_at_a_time import CAPTURING
 from fxquant.graph.region import Region, regions
 from fxquant.graph.tree import set_tree, tree_of
 from fxquant.ops.table import OPS, OpTable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, cast
 
 import torch
@@ -53,9 +54,19 @@ def _argument(placeholder: fx.Node, random: torch.Generator, model: Region) -> o
     if held is not NOT_HELD:
         return held
     for user in placeholder.users:
-        if user.target is unpack and isinstance(drawn, tuple):
-            return _UNKNOWN if _UNKNOWN in drawn else pack(list(drawn), str(user.args[2]))
+        if user.target is unpack:
+            leaves = _leaves(user, random, model)
+            return _UNKNOWN if any(leaf is _UNKNOWN for leaf in leaves) else pack(leaves, str(user.args[2]))
     return drawn
+
+
+def _leaves(unpacked: fx.Node, random: torch.Generator, model: Region) -> list[object]:
+    """Return the tensors in a container argument, each drawn as the graph reads it."""
+    shown = unpacked.meta.get("tensor")
+    if not isinstance(shown, tuple):
+        return [_UNKNOWN]
+    read = {user.args[1]: user for user in unpacked.users if user.target is operator.getitem}
+    return [_drawn(info, _range_of(read.get(place, unpacked), model), random) for place, info in enumerate(shown)]
 
 
 def _drawn(info: object, limits: tuple[float, float], random: torch.Generator) -> object:

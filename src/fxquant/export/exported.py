@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 
 import torch
@@ -12,14 +13,19 @@ from fxquant.capture.source_lines import reason_in_graph
 from fxquant.errors import ConfigError
 from fxquant.export.onnx.failure import failure, quiet
 from fxquant.export.open_sizes import Call, DynamicShapes, open_sizes
+from fxquant.graph.one_at_a_time import CAPTURING
+from fxquant.graph.tree import is_value
 
 
-def call_of(inputs: object, kwargs: Mapping[str, object] | None, caller: str) -> Call:
-    """(args, kwargs) of example inputs: a tuple, a tensor, or a dict of keyword arguments."""
+def call_of(model: nn.Module, inputs: object, kwargs: Mapping[str, object] | None, caller: str) -> Call:
+    """(args, kwargs) of example inputs: a tuple, a tensor, or a dict, of keyword arguments or the one argument."""
     if isinstance(inputs, Tensor):
         inputs = (inputs,)
     if isinstance(inputs, Mapping) and kwargs is None:
-        inputs, kwargs = (), dict(inputs)
+        parameters = inspect.signature(model.forward).parameters.values()
+        names = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+        one = len(names) == len(parameters) and is_value(inputs, names)
+        inputs, kwargs = ((inputs,), {}) if one else ((), dict(inputs))
     if not isinstance(inputs, (tuple, list)) or not (inputs or kwargs):
         raise ConfigError(
             f"{caller} needs example inputs: a tuple of positional arguments, a tensor, or a dict of keyword arguments."
@@ -39,7 +45,7 @@ def export_program(
     example, shapes = open_sizes(tree, example, caller, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
     args, kwargs = apart(example)
     try:
-        with torch.no_grad(), quiet():
+        with CAPTURING, torch.no_grad(), quiet():
             return torch.export.export(tree, args, kwargs, dynamic_shapes=shapes)
     except Exception as error:  # torch.export raises many kinds, for the user's shapes as for its own limits
         hint = "Its batch size may be fixed; dynamic_batch=False keeps that of the example. " if dynamic_batch else ""

@@ -40,7 +40,7 @@ def export_pt2(
         reason = "it is a directory" if file.is_dir() else f"there is no directory {str(file.parent)!r}"
         raise ConfigError(f"export_pt2 cannot write {str(file)!r}: {reason}.")
     tree = reference_of(model, "export_pt2")
-    example = bind(parameters_of(tree), *call_of(example_inputs, example_kwargs, "export_pt2"))
+    example = bind(parameters_of(tree), *call_of(tree, example_inputs, example_kwargs, "export_pt2"))
     program = export_program(tree, example, "export_pt2", dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
     stream = io.BytesIO()  # torch has errors of its own for a full disk
     try:

@@ -45,7 +45,7 @@ def read_program(model: nn.Module, example_inputs: object = None, *, caller: str
             "see fxquant.explain(model) for what keeps the rest out."
         )
     given = example_of(tree) if example_inputs is None else example_inputs
-    example = bind(parameters_of(tree), *call_of(given, None, caller))
+    example = bind(parameters_of(tree), *call_of(tree, given, None, caller))
     places = {node.name: str(node.meta["where"]) for node in tree.graph.nodes if node.meta.get("where")}
     try:
         return _read(export_program(tree, example, caller, dynamic_batch=True), places)

@@ -6,7 +6,7 @@ import importlib.util
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import fxquant as fq
 from exact_session import exact_session
+from fxquant.engines.example import example_of
 from fxquant.export.onnx.export import export_onnx
 from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO, EncoderBlock
@@ -173,6 +174,22 @@ def test_a_lowered_model_gives_the_same_file(tmp_path: Path) -> None:
     first, second = (export_onnx(m, tmp_path / f"{i}.onnx", x) for i, m in enumerate((plain, lowered)))
     assert first.read_bytes() == second.read_bytes()
     lowered(x)  # still lowered, still runs
+
+
+class OneDict(nn.Linear):
+    def forward(self, data: dict[str, Tensor]) -> Tensor:
+        return super().forward(data["image"]) + data["shift"]
+
+
+def test_a_dict_that_is_the_one_argument(tmp_path: Path) -> None:
+    batch = {"image": torch.randn(2, 8) * 9, "shift": torch.randn(2, 4)}
+    quantized = fq.quantize(OneDict(8, 4).eval(), [batch], engine="reference")
+    session = exact_session(export_onnx(quantized, tmp_path / "m.onnx", batch))
+    names = [each.name for each in session.get_inputs()]
+    (found,) = session.run(None, {name: x.numpy() for name, x in zip(names, batch.values(), strict=True)})
+    assert sqnr_db(quantized(batch), torch.from_numpy(found)) > 60
+    drawn = cast("dict[str, Tensor]", example_of(quantized)["data"])  # of its range, where it is quantized
+    assert drawn["shift"].abs().max() <= 1 < drawn["image"].abs().max()
 
 
 def test_an_example_of_one_leaves_the_batch_open(tmp_path: Path) -> None:

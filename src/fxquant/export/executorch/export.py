@@ -76,7 +76,7 @@ def export_executorch(
         raise ConfigError(f"{_CALLER} needs executorch. Install with: pip install 'fxquant[executorch]'")
     tree = reference_of(model, _CALLER)
     fit_xnnpack(tree)
-    example = bind(parameters_of(tree), *call_of(example_inputs, example_kwargs, _CALLER))
+    example = bind(parameters_of(tree), *call_of(tree, example_inputs, example_kwargs, _CALLER))
     program = export_program(tree, example, _CALLER)
     try:
         with quiet(), _own_logging():

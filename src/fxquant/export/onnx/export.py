@@ -84,7 +84,7 @@ def export_onnx(
             _write(made, place)
             return made
 
-        return export_regions(model, file, call_of(example_inputs, example_kwargs, "export_onnx"), write)
+        return export_regions(model, file, call_of(model, example_inputs, example_kwargs, "export_onnx"), write)
     if not file.parent.is_dir():
         raise ConfigError(f"export_onnx cannot write {str(file)!r}: there is no directory {str(file.parent)!r}.")
     if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
@@ -149,7 +149,7 @@ def to_onnx(
     wanted = _opset(tree, opset, caller)
     keep_own_biases(tree)
     parameters = parameters_of(tree)
-    example = bind(parameters, *call_of(example_inputs, example_kwargs, caller))
+    example = bind(parameters, *call_of(tree, example_inputs, example_kwargs, caller))
     program = export_program(tree, example, caller, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
     _refuse_changes(program, caller)
     signature = signature_of(parameters, example, program)
