@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo      quantize a picture classifier, compare, write build/demo/report.html"
 	@echo "make docs      build the site into build/site, strictly"
-	@echo "make test      run the tests, of those with many cases a third"
+	@echo "make test      run the tests, of those with many cases a fifth"
 	@echo "make test-all  run every case of every test"
 	@echo "make check     lint, formatting, strict types"
 	@echo "make format    apply formatting and safe lint fixes"
@@ -48,7 +48,7 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 demo: $(DEMO)
 	$(BIN)/fxquant demo --output build/demo
 
-$(SITE): pyproject.toml constraints.txt | $(BIN)/python
+$(SITE): $(READY)
 	@echo "Installing what builds the site ..."
 	@$(PIP) -e '.[docs]'
 	@touch $@
@@ -73,7 +73,7 @@ format: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python -W ignore tests/forge/run.py --mutations 20000 --calls 20000
-	$(BIN)/python -m pytest -n $(WORKERS) --hypothesis-profile=fuzz tests/test_state_machine.py tests/engines/native/test_fuzz.py tests/engines/native/test_bands.py
+	$(BIN)/python -m pytest -n $(WORKERS) --all --hypothesis-profile=fuzz tests/test_state_machine.py tests/engines/native/test_fuzz.py tests/engines/native/test_bands.py
 
 $(BENCH): $(READY)
 	@echo "Installing the benchmark packages ..."

@@ -1,7 +1,7 @@
 """Every test starts from the same seed, on one torch thread (workers run side by side), and times nothing for long.
 
 `--all` runs everything. Without it, a test marked `slow` is left out, and of the cases of one marked `broad`, which has
-many of one promise, a third are run: always the same, but others for each test, so that each model is in some.
+many of one promise, a fifth are run: always the same, but others for each test, so that each model is in some.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = {item for item in items if item.get_closest_marker("slow")}
     for several in cases.values():
         several.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        left_out.update(several[(len(several) + 2) // 3 :])
+        left_out.update(several[(len(several) + 4) // 5 :])
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

@@ -325,6 +325,7 @@ class Life(RuleBasedStateMachine):
                 handle.remove()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("engine", ["onednn", "native", "onnxruntime", "openvino"])
 def test_lives_of_a_model(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip({"onednn": "torch", "native": "llvmlite"}.get(engine, engine))
