@@ -24,6 +24,8 @@ INPUTS = {
     "tokens": ((2, 6), torch.int64),
     "sizes": ((4, 8), torch.float32),
 }
+X = ["node", "input_1"]  # the input of a base file, as an argument
+EMPTY: list[Any] = ["dict"]
 _REPORTED = ("decision", "scope", "where", "note")
 _CALIBRATED = ("observer", "learn", "percentile", "momentum", "range", "min_scale", "factory")
 
@@ -119,6 +121,20 @@ class File:
             output[3] = ["tuple", ["tuple", *output[3][1:], ["node", name]]]
 
 
+Change = Callable[[File], None]
+
+
+def identity() -> dict[str, Any]:
+    """The row of a module that does nothing."""
+    return {"kind": "stock", "class": "torch.nn.modules.linear.Identity", "settings": EMPTY, "absent": []}
+
+
+def hide_tensor(file: File, word: str) -> None:
+    """Read a tensor by a name that may stand for something else."""
+    file.tensors[word] = torch.ones(2)
+    file.insert("get_attr", word, ["tuple"])
+
+
 def read(path: Path) -> File:
     """Open a file."""
     with safe_open(path, framework="pt") as file:
@@ -147,7 +163,7 @@ def write(file: File, path: Path) -> None:
     save_file(tensors, path, {"fxquant": text, "digest": archive._digest(text, tensors)})
 
 
-def forged(base: File, change: Callable[[File], None]) -> File:
+def forged(base: File, change: Change) -> File:
     """A changed copy."""
     made = File(copy.deepcopy(base.header), dict(base.tensors))
     change(made)

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from forge.files import File
+from forge.files import EMPTY, File, X
 
-X = ["node", "input_1"]
-EMPTY: list[Any] = ["dict"]
 ROWS = 10**8  # of a tensor that Python would go through one by one
 
 

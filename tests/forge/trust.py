@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 
-from forge.files import File
+from forge.files import EMPTY, File, X, hide_tensor, identity
 from forge.growth import rows
 
-X = ["node", "input_1"]
-EMPTY: list[Any] = ["dict"]
 NN = "torch.nn.modules"
 
 
@@ -35,7 +33,7 @@ def _names() -> Iterator[tuple[str, str, Any]]:
     for word in ("to_folder", "apply", "forward", "print_readable", "register_buffer", "compile", "share_memory"):
         yield f"module that reads as {word}", "conv", partial(_hidden, word=_wide(word))
     for word in ("graph", "code", "_region", "_modules", "forward"):
-        yield f"tensor that reads as {word}", "conv", partial(_hidden_tensor, word=_wide(word))
+        yield f"tensor that reads as {word}", "conv", partial(hide_tensor, word=_wide(word))
     for word in ("out", "generator", "dtype", "names"):
         kwargs = ["dict", [_wide(word), ["node", "input_1"]]]
         yield f"argument that reads as {word}", "conv", partial(_call, target="torch.relu", args=[X], kwargs=kwargs)
@@ -46,14 +44,8 @@ def _names() -> Iterator[tuple[str, str, Any]]:
 
 
 def _hidden(file: File, word: str) -> None:
-    row = {"kind": "stock", "class": f"{NN}.linear.Identity", "settings": EMPTY, "absent": []}
-    file.header["modules"][word] = row
+    file.header["modules"][word] = identity()
     file.insert("call_module", word, ["tuple", "forged_folder"])
-
-
-def _hidden_tensor(file: File, word: str) -> None:
-    file.tensors[word] = torch.ones(2)
-    file.insert("get_attr", word, ["tuple"])
 
 
 def _call(file: File, target: str, args: list[Any], kwargs: Any = EMPTY) -> None:
