@@ -21,14 +21,26 @@ def test_wrong_channels_and_axes_are_errors_of_the_input(engine: str, capsys: py
     assert not capsys.readouterr().err  # torch prints the generated code
 
 
-def test_errors_of_a_hook_are_its_own() -> None:
-    class Enough(Exception):
-        pass
+class Enough(Exception):
+    pass
 
+
+@pytest.mark.parametrize("error", [Enough, ZeroDivisionError, RuntimeError])
+def test_errors_of_a_hook_are_its_own(error: type[Exception]) -> None:
     def stop(*_: object) -> None:
-        raise Enough
+        raise error("enough")
 
     quantized = fq.quantize(nn.Sequential(nn.Linear(4, 4)).eval(), [torch.randn(2, 4)], engine="reference")
-    quantized.register_forward_hook(stop)
-    with pytest.raises(Enough):
+    handle = quantized[0].register_forward_hook(stop)
+    with pytest.raises(error, match=r"^enough$"):
         quantized(torch.randn(5, 2, 4))
+    handle.remove()
+    quantized[0].register_forward_hook(lambda m, args, y: torch.nn.functional.linear(y, torch.randn(3, 3)))
+    with pytest.raises(RuntimeError, match=r"^mat1 and mat2"):  # of torch, but the hook called it
+        quantized(torch.randn(5, 2, 4))
+
+
+def test_inputs_of_the_dtype_that_a_model_was_moved_to_are_like_the_example() -> None:
+    quantized = fq.quantize(nn.Sequential(nn.Linear(4, 4)).eval(), [torch.randn(2, 4)], engine="reference").double()
+    with pytest.raises(InputError, match=r"is float64 \(2, 3\), and was float64 \(2, 4\)"):
+        quantized(torch.randn(2, 3).double())

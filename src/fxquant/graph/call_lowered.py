@@ -38,7 +38,7 @@ def call_lowered(
     try:
         return _answer(region, parts, lowering, otherwise, args, kwargs)
     except Exception as error:
-        told = as_input_error(region, error, args, kwargs)
+        told = as_input_error(region, error, lowering.float_dtype, args, kwargs)
         if told is None:
             raise
         raise told from error

@@ -1,10 +1,13 @@
 """An error of torch in a converted graph, told as one of the call: which input is unlike the example's, and how.
 
-Wrong channels, axes or dtypes are found by kernels, far from the call, in words that differ by engine.
+Wrong channels, axes or dtypes are found by kernels, far from the call, in words that differ by engine. What code of the
+user's raises, in a hook or in a module that is not looked into, stays as it is.
 """
 
 from __future__ import annotations
 
+import sys
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,17 +17,25 @@ from fxquant.errors import UnlikeInputError
 if TYPE_CHECKING:
     from fxquant.graph.region import Region
 
-# what torch and its kernels raise; others, such as a hook's own, are the user's
-_OF_TORCH = (RuntimeError, IndexError, ValueError, ZeroDivisionError)
+_OF_TORCH = (RuntimeError, IndexError, ValueError, ZeroDivisionError)  # what torch and its kernels raise
+_PACKAGES = ("torch", "fxquant", "onnxruntime", "openvino")  # whose code runs graphs and kernels
 
 
 def as_input_error(
-    region: Region, error: Exception, args: tuple[object, ...], kwargs: dict[str, object]
+    region: Region,
+    error: Exception,
+    outside: torch.dtype | None,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> UnlikeInputError | None:
-    """Return the error of a call whose inputs are unlike the example's; None if they are like them."""
-    if type(error) not in _OF_TORCH:
+    """Return the error of a call whose inputs are unlike the example's.
+
+    None if they are like them, or if code of the user's failed. `outside` is the float dtype that the region was moved
+    to, if it was.
+    """
+    if type(error) not in _OF_TORCH or _of_user(error.__traceback__):
         return None
-    found = [text for text in _unlike(region, args, kwargs) if text]
+    found = _unlike(region, outside, args, kwargs)
     if not found:
         return None
     reason = next(iter(str(error).splitlines()), "").rstrip(". ")
@@ -34,7 +45,20 @@ def as_input_error(
     )
 
 
-def _unlike(region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> list[str]:
+def _of_user(traceback: TracebackType | None) -> bool:
+    """Whether an error went through code that is neither torch's, an engine's, nor made from a graph."""
+    while traceback is not None:
+        name = traceback.tb_frame.f_globals.get("__name__")  # code that is made from a graph has none
+        root = str(name or "torch").partition(".")[0]
+        if root not in _PACKAGES and root not in sys.stdlib_module_names:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _unlike(
+    region: Region, outside: torch.dtype | None, args: tuple[object, ...], kwargs: dict[str, object]
+) -> list[str]:
     found = []
     inputs = [node for node in region.graph.nodes if node.op == "placeholder"]
     for place, node in enumerate(inputs):
@@ -42,7 +66,8 @@ def _unlike(region: Region, args: tuple[object, ...], kwargs: dict[str, object])
         info = node.meta.get("tensor")  # of the example, see nodes.tensor_info, which stands on regions
         if not hasattr(info, "shape") or not isinstance(value, torch.Tensor):
             continue
-        now, then = (value.dtype, tuple(value.shape)), (info.dtype, tuple(info.shape))
+        wanted = outside if outside is not None and info.dtype.is_floating_point else info.dtype
+        now, then = (value.dtype, tuple(value.shape)), (wanted, tuple(info.shape))
         if now[0] != then[0] or now[1][1:] != then[1][1:] or len(now[1]) != len(then[1]):
             name = f"input {place} ({str(node.target)!r})"
             found.append(f"{name} is {_show(*now)}, and was {_show(*then)} in the example")
