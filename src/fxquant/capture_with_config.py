@@ -36,7 +36,7 @@ from fxquant.graph.region import Region, regions, stage_of, user_class
 from fxquant.graph.region_parts import Stage
 from fxquant.graph.tree import place_regions
 from fxquant.modules.substitute import FORMS, substitute
-from fxquant.passes.custom_modules import observe_custom, quant_type_of
+from fxquant.passes.custom_modules import observe_custom, quant_type_of, why_unused
 
 
 def capture_with_config(
@@ -225,19 +225,26 @@ class _Capture:
         """Put the user's observed custom modules in."""
         pairs = self.custom.float_to_observed_mapping
         floats = {cls for by_class in pairs.values() for cls in by_class}
+        taken, left = set[type](), dict[type, str]()
         for path, module in list(tree.named_modules()):
             if type(module) not in floats or not self._is_open(module) or not path:
                 continue
             qconfig = self.rules.choose(self._site(tree, path, type(module))).qconfig
             kind = quant_type_of(qconfig)
             if kind is None or qconfig is None or type(module) not in pairs.get(kind, {}):
+                if kind is not None:
+                    left.setdefault(type(module), why_unused(type(module), path, kind, pairs))
                 self.shut.update(module.modules())
                 self.leaves.append(type(module))
                 continue
+            taken.add(type(module))
             observed = observe_custom(module, qconfig, pairs[kind][type(module)], kind)
             replace_module(tree, module, observed)
             self.shut.update(observed.modules())
             self.leaves.append(type(observed))
+        for cls, why in left.items():
+            if cls not in taken:
+                self._complain(f"float_to_observed_custom_module_class {why}")
 
     def _stock_forms(self, tree: nn.Module, seen: Mapping[nn.Module, FirstCall]) -> Iterator[nn.Module]:
         """Yield the outermost stock modules that have a quantizable form, are called, and are to be quantized."""

@@ -479,6 +479,18 @@ def test_a_leaf_has_a_quantized_form_without_an_observed_one(kind: str, caplog: 
     assert "names Net, and there is no such module" in caplog.text
 
 
+def test_a_custom_module_named_for_other_quantization_is_told() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), Scale()).eval(), torch.randn(4, 8)
+    said = r"names Scale under 'dynamic', and the qconfig of '1' asks for 'static'"
+    observed = {"float_to_observed_custom_module_class": {"dynamic": {Scale: ObservedScale}}}
+    with pytest.raises(ConfigError, match=said):
+        fq.prepare_fx(model, MAPPING, (x,), observed)
+    prepared = fq.prepare_fx(model, MAPPING, (x,), {"non_traceable_module_class": [Scale]})
+    pairs = {"observed_to_quantized_custom_module_class": {"dynamic": {Scale: HalvedScale}}}
+    with pytest.raises(ConfigError, match=said):
+        fq.convert_fx(fq.calibrate(prepared, [x]), pairs)
+
+
 def test_a_custom_module_written_for_torch_ao() -> None:
     model, data = nn.Sequential(nn.Linear(8, 8), Scale()).eval(), [torch.randn(4, 8) for _ in range(3)]
     config = PrepareCustomConfig().set_float_to_observed_mapping(Scale, ObservedLinear)

@@ -19,6 +19,7 @@ from fxquant.config.qconfig import QConfig
 from fxquant.errors import ConfigError
 from fxquant.graph.context import Context
 from fxquant.graph.notes import OBSERVED, Decision, Status, decision_of
+from fxquant.graph.paths import join_path
 from fxquant.graph.region import Region, regions
 from fxquant.numerics.observers.standalone import StandaloneObserver, with_factories
 
@@ -77,22 +78,41 @@ def _observe_output(module: nn.Module, args: object, output: object) -> None:
 def take_leaves(model: nn.Module, pairs: ModulePairs) -> None:
     """Make custom modules of the float leaves that have a quantized form, in place, by what the rules say of them.
 
-    That is to be read before the graph is decided.
+    That is to be read before the graph is decided. Raises where a class has one for other quantization alone.
     """
     named = {cls for classes in pairs.values() for cls in classes}
     found = {type(module) for module in model.modules()} & named
     for cls in named - found:
         log.warning("convert_custom_config names %s, and there is no such module in the prepared model", cls.__name__)
-    for _, region in regions(model) if found else ():
+    taken, left = set[type](), dict[type, tuple[str, QuantType]]()
+    for path, region in regions(model) if found else ():
         for node in region.graph.nodes:
             choice = node.meta.get("choice")
             if node.op != "call_module" or choice is None or (kind := quant_type_of(choice.qconfig)) is None:
                 continue
             module: Any = region.get_submodule(str(node.target))
-            if OBSERVED in module.__dict__ or type(module) not in pairs.get(kind, {}):
+            if OBSERVED in module.__dict__ or type(module) not in named:
                 continue
+            if type(module) not in pairs.get(kind, {}):
+                left.setdefault(type(module), (join_path(path, str(node.target)), kind))
+                continue
+            taken.add(type(module))
             module.qconfig = with_factories(choice.qconfig)
             module.__dict__[OBSERVED] = kind.value
+    for cls, (path, kind) in left.items():
+        if cls not in taken:
+            raise ConfigError(
+                "convert_custom_config: observed_to_quantized_custom_module_class " + why_unused(cls, path, kind, pairs)
+            )
+
+
+def why_unused(cls: type, path: str, kind: QuantType, pairs: ModulePairs) -> str:
+    """Say that a class has a form for other quantization than the rules ask for at a path."""
+    keys = " and ".join(repr(key.value) for key, classes in pairs.items() if cls in classes)
+    return (
+        f"names {cls.__name__} under {keys}, and the qconfig of {path!r} asks for {kind.value!r}. "
+        f"Name it under {kind.value!r}, give it a qconfig of that kind, or None to leave it in float."
+    )
 
 
 def mark_custom(region: Region, context: Context) -> None:
