@@ -58,6 +58,14 @@ class StageError(FxQuantError, RuntimeError):
     """A call in the wrong order: converting before calibrating, calibrating in train mode, and so on."""
 
 
+def on_meta(what: str) -> StageError:
+    """Return the error of a converted model whose tensors are on the device meta."""
+    return StageError(
+        f"the model is on the device meta, where {what} and its other tensors hold no numbers. Load them: "
+        "model.to_empty(device='cpu'), then model.load_state_dict(...). Or fxquant.load the model's file."
+    )
+
+
 class CalibrationError(FxQuantError, RuntimeError):
     """Calibration data that cannot be used (NaN, no batches, inputs that do not fit the model)."""
 

@@ -110,6 +110,9 @@ def test_quantize_takes_one_shot_iterators_and_gives_back_the_mode() -> None:
     assert not seen.training
     with pytest.raises(fq.CalibrationError, match="no batches"):
         fq.quantize(model, iter([]))
+    with pytest.raises(fq.CalibrationError, match=r"is empty: batch 2, \(float32 .* has no samples"):
+        fq.quantize(model, [X[:0], (X[:0], torch.zeros(0))])
+    assert fq.quantize(model, [X[:0], X], engine="reference")(X).shape == model(X).shape
     with pytest.raises(fq.ConfigError, match="calibration data"):
         fq.quantize(model)
     with pytest.raises(fq.ConfigError, match="mode 'int8' is unknown"):

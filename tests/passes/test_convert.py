@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import fxquant as fq
 from fxquant.graph import torch_compat
 from fxquant.numerics.affine import sqnr_db
+from fxquant.targets.defaults import Mode
 
 
 def net() -> nn.Module:
@@ -150,6 +151,18 @@ def test_padding_modes_and_output_size() -> None:
     quantized = fq.quantize(model, [x])
     assert quantized(x).shape == model(x).shape == (2, 4, 16, 16)
     assert sqnr_db(model(x), quantized(x)) > 30
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_a_model_on_meta_says_so(mode: Mode) -> None:
+    model, x = net().eval(), torch.randn(X)
+    quantized = fq.quantize(model, [x], mode=mode, engine="onednn")
+    state = {name: value.clone() for name, value in quantized.state_dict().items()}
+    made = quantized(x)
+    with pytest.raises(fq.StageError, match=r"on the device meta.* model\.to_empty"):
+        quantized.to("meta")(x)
+    quantized.to_empty(device="cpu").load_state_dict(state)
+    assert torch.equal(quantized(x), made)
 
 
 def test_wrong_order_is_a_clear_error() -> None:

@@ -32,12 +32,12 @@ class BiasCorrection(Algorithm):
 
     def watch(self, region: Region, context: Context) -> Iterator[Watched]:
         for op in _with_bias(region, context):
-            yield Watched(op.tensor, Means(channels=op.channels, axis=op.axis))
+            yield Watched(op.tensor, _means(op))
 
     def apply(self, region: Region, context: Context) -> None:
         means: dict[nn.Module, tuple[list[WeightedOp], ChannelMean]] = {}  # of all calls of a module
         for op in _with_bias(region, context):
-            watcher = seen(region, op.tensor, Means(channels=op.channels, axis=op.axis))
+            watcher = seen(region, op.tensor, _means(op))
             if isinstance(watcher, ChannelMean):
                 calls, merged = means.setdefault(op.module, ([], watcher.fresh()))
                 calls.append(op)
@@ -46,6 +46,10 @@ class BiasCorrection(Algorithm):
             mean = merged.mean()
             if mean is not None:
                 _correct(calls[0], mean, keep_zeros=any(op.keeps_zeros for op in calls))
+
+
+def _means(op: WeightedOp) -> Means:
+    return Means(channels=op.channels, axis=op.axis, rank=op.op.weight_rank)
 
 
 def _with_bias(region: Region, context: Context) -> Iterator[WeightedOp]:

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.errors import CalibrationError, StageError
 from fxquant.flows.mixed_batches import warn_of_lengths
-from fxquant.flows.name_batch import naming_batch
+from fxquant.flows.name_batch import naming_batch, shapes_of
 from fxquant.graph.check_model import refuse_other
 from fxquant.graph.first_call import Waiting, begin
 from fxquant.graph.region import Region, regions, stage_of
@@ -78,9 +79,26 @@ def calibrate(
                 if isinstance(made, Iterator):  # a forward with `yield` runs as it is asked
                     deque(made, maxlen=0)
     warn_of_lengths(lengths, tree_of(unwrapped(prepared)).num_inputs)
-    if not count and stages and not any(observer.seen for observer in observers):
-        raise CalibrationError("the calibration data has no batches. Give at least one; about 100 images is usual.")
+    if stages and observers and not any(observer.seen for observer in observers):
+        _tell_of_no_data(count, batch if count else None)
     return prepared
+
+
+def _tell_of_no_data(count: int, batch: object) -> None:
+    """Raise if there was nothing to see: no batches, or batches without samples."""
+    if not count:
+        raise CalibrationError("the calibration data has no batches. Give at least one; about 100 images is usual.")
+    if is_empty(batch):
+        raise CalibrationError(
+            f"the calibration data is empty: batch {count}, {shapes_of(batch)}, has no samples, and no quantizer saw "
+            "numbers. Give at least one sample; about 100 images is usual."
+        )
+
+
+def is_empty(batch: object) -> bool:
+    """Tell whether a batch has tensors, and none of them an element."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
 
 
 @contextlib.contextmanager

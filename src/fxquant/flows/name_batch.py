@@ -20,18 +20,19 @@ def naming_batch(number: int, batch: object, model: nn.Module) -> Iterator[None]
         raise
     except Exception as error:
         raise CalibrationError(
-            f"batch {number}, {_shapes(batch)}, fails{_module(error, model)}: {_message(error)} "
+            f"batch {number}, {shapes_of(batch)}, fails{_module(error, model)}: {_message(error)} "
             "Give batches that the float model takes, with the shapes and dtypes of its example inputs."
         ) from error
 
 
-def _shapes(batch: object) -> str:
+def shapes_of(batch: object) -> str:
+    """Return the dtypes and shapes of a batch's tensors, in its form."""
     if isinstance(batch, Tensor):
         return f"{str(batch.dtype).removeprefix('torch.')} {tuple(batch.shape)}"
     if isinstance(batch, Mapping):
-        return "{" + ", ".join(f"{key}: {_shapes(value)}" for key, value in batch.items()) + "}"
+        return "{" + ", ".join(f"{key}: {shapes_of(value)}" for key, value in batch.items()) + "}"
     if isinstance(batch, (tuple, list)):
-        return "(" + ", ".join(map(_shapes, batch)) + ")"
+        return "(" + ", ".join(map(shapes_of, batch)) + ")"
     return f"{'an' if type(batch).__name__[0] in 'aeio' else 'a'} {type(batch).__name__}"
 
 

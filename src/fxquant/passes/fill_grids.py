@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxquant.errors import InputError, StageError
+from fxquant.errors import InputError, StageError, on_meta
 from fxquant.graph import torch_compat
 from fxquant.graph.context import Context
 from fxquant.graph.encode import encode_graph
@@ -63,6 +63,8 @@ class Filled:
             self.keep_up(region)
         if self.waiting or not self.edition:
             some, rest = ", ".join(self.waiting[:3]), len(self.waiting) - 3
+            if any(tensor is not None and tensor.is_meta for tensor in (at[key] for _, at, key in _places(region))):
+                raise on_meta(some)
             raise StageError(
                 f"the model was converted without calibration, and waits for {some}"
                 f"{f' and {rest} more' if rest > 0 else ''}. Load the state_dict of a calibrated model: "

@@ -25,6 +25,7 @@ from fxquant.engines.engine import Engine
 from fxquant.engines.table import REFERENCE
 from fxquant.errors import ConfigError, FxQuantError, StageError
 from fxquant.export.reference import reference_of
+from fxquant.flows.calibrate import is_empty
 from fxquant.flows.decide import decide
 from fxquant.flows.eaten import find_eaten, warn_eaten
 from fxquant.graph.amendments import Amendments
@@ -95,7 +96,7 @@ class Kept:
 
     def __iter__(self) -> Iterator[object]:
         for batch in self._data:
-            if len(self.batches) < _BATCHES and self._samples < _SAMPLES:
+            if len(self.batches) < _BATCHES and self._samples < _SAMPLES and not is_empty(batch):
                 self.batches.append(copy_inputs(batch))
                 self._samples += count_samples(batch)
             yield batch

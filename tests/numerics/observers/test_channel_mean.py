@@ -17,9 +17,17 @@ def test_the_mean_of_all_batches() -> None:
     assert mean is not None and torch.allclose(mean, torch.cat(batches).mean((0, 2)), atol=1e-6)
 
 
+def test_a_picture_without_a_batch_has_its_channels_first() -> None:
+    watcher, x = Means(channels=4, axis=1, rank=4).make(), torch.randn(4, 4, 4)
+    watcher(x)
+    mean = watcher.mean()
+    assert mean is not None and torch.allclose(mean, x.mean((1, 2)), atol=1e-6)
+
+
 def test_other_tensors_are_passed_over() -> None:
     watcher = Means(channels=3, axis=-1).make()
-    for other in (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 4), torch.zeros(0, 3)):
+    sparse = torch.eye(3).to_sparse()
+    for other in (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 4), torch.zeros(0, 3), torch.zeros(()), sparse):
         watcher(other)
     assert watcher.mean() is None
     watcher(torch.full((2, 3), torch.inf))

@@ -107,6 +107,8 @@ def test_integers_booleans_empty_and_meta_tensors_are_ignored(kind):
     ignored = [torch.arange(9), torch.tensor([True]), torch.zeros(0, 4), torch.ones(3, device="meta")]
     observer = observed(spec_for(kind), ignored)
     assert not observer.seen
+    with pytest.raises(CalibrationError, match=r"in the layout torch\.sparse_coo.*to_dense"):
+        observer.update(torch.eye(4).to_sparse())
     assert observer.low.device.type == "cpu"
     with pytest.raises(StageError, match=r"'layer1\.relu' saw no data"):
         observer.range()

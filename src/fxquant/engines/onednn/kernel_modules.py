@@ -22,7 +22,7 @@ from fxquant.engines.onednn.pack import pack_conv, pack_linear
 from fxquant.engines.onednn.pairs import halves, is_wide, may_overflow, overflows, twice
 from fxquant.engines.onednn.tape import recording
 from fxquant.engines.onednn.traced import call_traced
-from fxquant.errors import InputError
+from fxquant.errors import InputError, on_meta
 from fxquant.graph import torch_compat
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 
@@ -119,6 +119,8 @@ class Kernel(nn.Module):
                 return self._in_float(*args)
             return self.forward(*args)  # type: ignore[no-any-return]
         except (RuntimeError, IndexError) as error:
+            if any(each.is_meta for each in self.holder.buffers()):
+                raise on_meta(f"the weight of a {self.holder.kind}") from error
             shapes = " and ".join(str(tuple(arg.shape)) for arg in args if isinstance(arg, Tensor))
             weight = f"{self.holder.kind} with a weight of {self.holder.weight_shape}"
             raise RuntimeError(f"{weight} cannot take an input of {shapes}. {error}") from error

@@ -2,10 +2,10 @@
 
     update(x)                      low, high = range()                      merge(other)
 
-Integer, boolean, empty and meta tensors are ignored. A NaN is an error. Infinities and values of at least half the
-largest number of their dtype are sentinels of additive masks ("minus infinity"), not signal: they are left out of the
-range and remembered in `saw_sentinel`. The check costs nothing extra for ordinary data: only when the extremes are that
-large are the elements filtered.
+Integer, boolean, empty and meta tensors are ignored. A NaN is an error, and so is a sparse layout. Infinities and
+values of at least half the largest number of their dtype are sentinels of additive masks ("minus infinity"), not
+signal: they are left out of the range and remembered in `saw_sentinel`. The check costs nothing extra for ordinary
+data: only when the extremes are that large are the elements filtered.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ class Observer(nn.Module):
         """Take one batch into account. Keeps no reference to x. `shared`: take in the extremes of all ranks."""
         if not x.is_floating_point() or x.numel() == 0 or x.is_meta:
             return
+        if x.layout != torch.strided:
+            raise CalibrationError(
+                f"tensor {self.name!r} is in the layout {x.layout}, and an int8 model quantizes dense tensors. "
+                "Give it as x.to_dense(), or set the qconfig of what takes it to None to leave that in float."
+            )
         if self.low.device != x.device:
             self.to(x.device)
         self._shared = shared

@@ -14,28 +14,30 @@ _MOST = 1 << 20  # elements looked at per call: whole samples, others from call 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Means:
-    """The means of a tensor's channels, which lie along `axis`, as a statistic to keep."""
+    """The means of a tensor's channels, which lie along `axis`, as a statistic to keep. `rank` is a batch's."""
 
     channels: int
     axis: int
+    rank: int = 0
 
     @property
     def label(self) -> str:
         return f"mean_{self.channels}_{'last' if self.axis == -1 else self.axis}"
 
     def make(self) -> ChannelMean:
-        return ChannelMean(self.channels, self.axis)
+        return ChannelMean(self.channels, self.axis, self.rank)
 
 
 class ChannelMean(Watcher):
-    """Watches a tensor whose channels lie along `axis`. Keeps one sum per channel."""
+    """Watches a tensor whose channels lie along `axis`, or one before in a sample alone. Keeps one sum per channel."""
 
     total: Tensor
     count: Tensor
 
-    def __init__(self, channels: int, axis: int) -> None:
+    def __init__(self, channels: int, axis: int, rank: int = 0) -> None:
         super().__init__()
         self.axis = axis
+        self.rank = rank
         self.register_buffer("total", torch.zeros(channels, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.calls = 0
@@ -44,6 +46,8 @@ class ChannelMean(Watcher):
     def forward(self, x: Tensor) -> None:
         if not shows_numbers(x):
             return
+        if self.axis > 0 and x.dim() == self.rank - 1:
+            x = x.unsqueeze(0)  # a picture without a batch
         axis = self.axis % x.dim()
         if x.shape[axis] != self.total.numel():
             return
@@ -65,7 +69,7 @@ class ChannelMean(Watcher):
         self.count += other.count.to(self.count.device)
 
     def fresh(self) -> ChannelMean:
-        return ChannelMean(self.total.numel(), self.axis)
+        return ChannelMean(self.total.numel(), self.axis, self.rank)
 
     def mean(self) -> Tensor | None:
         """float32, one number per channel; None if nothing was seen, or something infinite."""

@@ -47,6 +47,8 @@ class Sample(Watcher):
     def forward(self, *values: Tensor) -> None:
         if not all(isinstance(value, Tensor) and not value.is_meta for value in values):
             return
+        if not any(value.numel() for value in values):
+            return  # a call without samples
         if int(self.total) % int(self.stride) == 0:
             self._keep([*self.calls(), tuple(value.detach().clone() for value in values)])
         self.total = self.total + 1

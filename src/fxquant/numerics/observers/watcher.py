@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import abc
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
 
 def shows_numbers(x: object) -> bool:
-    """Tell whether there is something to see in a batch: a float tensor that holds values."""
-    return isinstance(x, Tensor) and x.is_floating_point() and not x.is_meta and x.numel() > 0
+    """Tell whether there is something to see in a batch: a dense float tensor that holds values along axes."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided:
+        return False
+    return not x.is_meta and x.dim() > 0 and x.numel() > 0
 
 
 class Watcher(nn.Module, abc.ABC):
