@@ -6,9 +6,11 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 import fxquant as fq
 from fxquant.config.limits import Grids, Kernel, Position, Shapes
+from fxquant.tables.show_target import target_rows
 from fxquant.targets.npu import xint8
 
 
@@ -40,6 +42,21 @@ def test_the_error_says_what_is_expected(make: Any, given: dict[str, object], er
         make(**given)
 
 
-def test_lists_do_for_tuples_and_sets() -> None:
-    assert fq.Spec(observer="fixed", range=[0, 1.0]).range is not None  # type: ignore[arg-type]
-    assert dataclasses.replace(xint8(), share=["mean"], split=["silu"]).share == ["mean"]  # type: ignore[arg-type]
+def test_lists_are_kept_as_what_the_field_is() -> None:
+    """So that a list works wherever a set does, and what is done to it later changes no target."""
+    kinds = ["conv2d", "linear"]
+    target = dataclasses.replace(
+        xint8(),
+        kinds=kinds,  # type: ignore[arg-type]
+        tails={"conv2d": ["relu"]},  # type: ignore[dict-item]
+        activations=Grids(bits=[8]),  # type: ignore[arg-type]
+        positions=[Position(measure="cut", kinds=kinds, low=0, after=["relu"])],  # type: ignore[arg-type]
+    )
+    kinds.append("relu")
+    assert fq.Spec(observer="fixed", range=[0, 1.0]).range == (0, 1.0)  # type: ignore[arg-type]
+    assert target.kinds == frozenset(("conv2d", "linear")) == target.positions[0].kinds
+    assert target.tails == {"conv2d": frozenset(("relu",))} and target.activations.bits == (8,)
+    assert "conv2d, linear" in str([*target_rows(target)])
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+    made = fq.quantize(model, [torch.randn(3, 4)], target=target, engine="reference")
+    assert fq.check_target(made, target) == ()

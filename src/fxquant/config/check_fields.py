@@ -1,4 +1,7 @@
-"""Whether the fields of a value have what their annotations say, for values that users write."""
+"""Whether the fields of a value have what their annotations say, for values that users write.
+
+Lists will do for tuples and sets; they are kept as what the annotation says, which nobody changes from outside.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,47 @@ import enum
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fxquant.config.forms import closest
 from fxquant.errors import ConfigError
 
 Test = Callable[[object], bool]
+Make = Callable[[Any], object]
 _SETS, _ROWS = (frozenset, set, list, tuple), (tuple, list)
 _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", types.NoneType: "None"}
 
 
 def check_fields(value: object) -> None:
-    """Raise a ConfigError about the first field that has something else. Lists will do for tuples and sets."""
+    """Raise a ConfigError about the first field that has something else; write lists as tuples or sets."""
     cls: type = type(value)
-    for name, (holds, kind) in _fields(cls).items():
+    for name, (holds, kind, make) in _fields(cls).items():
         given = getattr(value, name)
         if not holds(given):
             choices = [choice for choice in _choices(kind) if isinstance(choice, str)]
             near = closest(given, choices) if isinstance(given, str) else ""
             raise ConfigError(f"{cls.__name__}({name}={given!r:.80}): expected {_told(kind)}.{near}")
+        if make is not None and given is not None:
+            object.__setattr__(value, name, make(given))  # values are frozen
 
 
 @functools.cache  # values are made often, and reading annotations takes long
-def _fields(cls: type) -> Mapping[str, tuple[Test, object]]:
-    return {name: (_test(kind), kind) for name, kind in get_type_hints(cls).items()}
+def _fields(cls: type) -> Mapping[str, tuple[Test, object, Make | None]]:
+    return {name: (_test(kind), kind, _maker(kind)) for name, kind in get_type_hints(cls).items()}
+
+
+def _maker(kind: object) -> Make | None:
+    """Return what brings a row, a set, or a mapping to such, into the form of its type; None for other types."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        made = [maker for each in args if (maker := _maker(each)) is not None]
+        return made[0] if len(made) == 1 and len(args) == 2 and types.NoneType in args else None
+    if origin is tuple:
+        return tuple
+    if origin is frozenset:
+        return frozenset
+    of_value = _maker(args[1]) if origin is Mapping else None
+    return None if of_value is None else lambda given: {key: of_value(item) for key, item in given.items()}
 
 
 def _test(kind: object) -> Test:

@@ -45,6 +45,9 @@ class Grids:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        _check_least(self, 1, *self.bits)
+        if self.ends is not None and self.ends[0] >= self.ends[1]:
+            raise ConfigError(f"Grids(ends={self.ends}): expected (lowest, highest).")
 
     def refuse(self, spec: Spec) -> str:
         """Tell why a spec is not allowed."""
@@ -75,6 +78,13 @@ class Grids:
         return ", ".join(parts) or "any"
 
 
+def _check_least(value: object, least: int, *numbers: int | None) -> None:
+    """Raise for a limit that no tensor keeps."""
+    for number in numbers:
+        if number is not None and number < least:
+            raise ConfigError(f"{type(value).__name__}: {number} is no limit; expected whole numbers from {least} on.")
+
+
 def _sign(signed: bool) -> str:
     return "signed" if signed else "unsigned"
 
@@ -90,6 +100,8 @@ class Shapes:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        _check_least(self, 1, self.batch, self.size, self.values)
+        _check_least(self, 0, *self.ranks)
 
     def refuse(self, shape: Sequence[int]) -> str:
         """Tell why a tensor of this shape is not taken."""
@@ -127,6 +139,7 @@ class Kernel:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        _check_least(self, 1, self.window)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -130,7 +130,19 @@ def _fields(content: object, cls: type[Any], readers: Mapping[str, _Read], where
 
 
 def _build(cls: type[Any], readers: Mapping[str, _Read]) -> _Read:
-    return lambda content, where: _made(lambda: cls(**_fields(content, cls, readers, where)), where)
+    def make(content: object, where: str) -> object:
+        found = _fields(content, cls, readers, where)
+        needed = [field.name for field in dataclasses.fields(cls) if _is_needed(field) and field.name not in found]
+        if needed:
+            base = ", or base: with the name of a known target" if cls is Target else ""
+            raise ConfigError(f"{where} lacks {', '.join(needed)}. Give {'it' if len(needed) == 1 else 'them'}{base}.")
+        return _made(lambda: cls(**found), where)
+
+    return make
+
+
+def _is_needed(field: dataclasses.Field[object]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _made(make: Callable[[], object], where: str) -> object:
@@ -146,7 +158,11 @@ _POSITION = _build(Position, {"kinds": _kinds, "before": _kinds, "after": _kinds
 
 
 def _bias(value: object, where: str) -> object:
-    return value if value in (None, "int32") else _SPEC(value, where)
+    if value is None or value == "int32":
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} is {_shown(value)}. Give int32, the fields of a Spec, or null for float.")
+    return _SPEC(value, where)
 
 
 _TARGET: Mapping[str, _Read] = {
