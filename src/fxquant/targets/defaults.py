@@ -20,10 +20,11 @@ weight_only_qconfig = QConfig(weight=_WEIGHT)
 int4_weight_only_qconfig = QConfig(weight=Spec(bits=4, granularity="per_group", group_size=32, observer="histogram"))
 
 
-def get_default_qconfig(backend: str = "x86", version: int = 0) -> QConfig:
-    """Return the post-training static qconfig for a backend: "x86", "fbgemm", "qnnpack" or "onednn".
+def get_default_qconfig(backend: str | None = None, version: int = 0) -> QConfig:
+    """Return the post-training static qconfig for a backend: "x86", "fbgemm", "qnnpack", "onednn" or another target.
 
-    `version` is as torch.ao counts: 0 here, 0 or 1 for training; all of them mean the same.
+    Without one, for what `set_march` names, else for x86. `version` is as torch.ao counts: 0 here, 0 or 1 for
+    training; all of them mean the same.
 
     Example:
         >>> fq.get_default_qconfig("x86").weight.bits
@@ -33,7 +34,7 @@ def get_default_qconfig(backend: str = "x86", version: int = 0) -> QConfig:
     return by_name(backend).qconfig
 
 
-def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> QConfig:
+def get_default_qat_qconfig(backend: str | None = None, version: int = 1) -> QConfig:
     """Return the qconfig for training with a backend's grids: ranges of activations follow a moving average.
 
     Example:
@@ -49,7 +50,7 @@ def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> QConfig:
     )
 
 
-def get_default_qat_qconfig_mapping(backend: str = "x86", version: int = 1) -> QConfigMapping:
+def get_default_qat_qconfig_mapping(backend: str | None = None, version: int = 1) -> QConfigMapping:
     """Return a mapping that trains everything the target runs in int8 with quantization in the loop.
 
     Example:
@@ -58,7 +59,7 @@ def get_default_qat_qconfig_mapping(backend: str = "x86", version: int = 1) -> Q
     return QConfigMapping().set_global(get_default_qat_qconfig(backend, version))
 
 
-def get_default_qconfig_mapping(backend: str = "x86", version: int = 0) -> QConfigMapping:
+def get_default_qconfig_mapping(backend: str | None = None, version: int = 0) -> QConfigMapping:
     """Return a mapping that quantizes everything the target runs in int8.
 
     Example:
