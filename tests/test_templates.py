@@ -133,4 +133,60 @@ def test_the_march_is_the_target_of_all_calls() -> None:
     made = fq.quantize(Net().eval(), [inputs()], engine="reference")
     assert not fq.check_target(made, "xint8") and fq.explain(made).counts()["int8"] > 3
     assert by_name(None).name == "xint8"
+    assert fq.get_default_qconfig() == by_name("xint8").qconfig
+    assert fq.get_default_qconfig_mapping().global_qconfig == by_name("xint8").qconfig
+    prepared = fq.prepare_fx(Net().eval(), fq.get_default_qconfig_mapping(), (inputs(),))
+    assert set(fq.explain(prepared).counts()) == {"int8"}
     assert len(fq.sensitivity(Net().eval(), [inputs()], engine="reference"))
+
+
+class Shapes(nn.Module):
+    """Two convolutions, and ops that are no modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+        self.head = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.block(x)
+        y = torch.cat((y, y * torch.sigmoid(y)), 1)[:, 2:6]
+        return self.head(y + 1.5 * self.head(y))
+
+
+def test_ops_that_are_no_modules_are_found_one_by_one() -> None:
+    """A row about one product asked for 16 bits in all ops of the module around it, or in none."""
+    x, model = inputs(), Shapes().eval()
+    table = fq.sensitivity(model, [x], target="bpu")
+    places = {place for row in table for place in row.places}
+    assert {"block.0", "head", "mul"} <= places and "" not in places
+    rules = (templates.int16([("mul",)], top_k=1), templates.calibration)
+    prepared = fq.prepare_fx(model, rules, (x,), target="bpu")
+    assert {row.node for row in fq.explain(prepared) if row.rule == "setter 0"} == {"mul"}
+    assert templates.int16(table, ratio=1.0).names == places
+
+
+@pytest.mark.parametrize(
+    ("rules", "error"),
+    [
+        (
+            (templates.int16([("blok.0",)], top_k=1), templates.calibration),
+            r"setter 0 \(int16\) names 'blok.0'.*Closest: 'block.0'",
+        ),
+        (
+            (templates.calibration, templates.int16([("head",)], top_k=1)),
+            r"setter 0 \(calibration\) answers for every op, so setter 1 \(int16\) is never asked",
+        ),
+        ((templates.weight_only, templates.calibration), r"setter 0 \(weight_only\) answers for every op"),
+        ((templates.calibration, fq.QConfigMapping()), "rule 1 of 2 is a QConfigMapping"),
+        (((templates.calibration,),), "rule 0 of 1 is a tuple"),
+    ],
+)
+def test_rules_that_would_do_nothing_are_an_error(rules: Any, error: str) -> None:
+    with pytest.raises(fq.ConfigError, match=error):
+        fq.prepare_fx(Shapes().eval(), rules, (inputs(),), target="bpu")
+
+
+def test_a_table_that_is_none_is_an_error() -> None:
+    with pytest.raises(fq.ConfigError, match="None is no table of sensitivity"):
+        templates.int16(None, top_k=1)  # type: ignore[arg-type]

@@ -55,13 +55,18 @@ class Template:
             raise ConfigError(f"template {self.name!r}: activations of target {target.name!r} cannot have {why}.")
         return made
 
+    @property
+    def answers_all(self) -> bool:
+        """Whether it leaves no op to the rules behind it."""
+        return self.names is None and not self.outputs
+
     def at(self, site: Site) -> QConfig | None:
         """Return the qconfig at a place, or None for the next rule to answer."""
         if self.target is None:
             raise ConfigError(
                 f"template {self.name!r} has no target. Give it to prepare_fx, prepare_qat_fx or quantize."
             )
-        if (self.names is not None and site.path not in self.names) or (self.outputs and not site.is_output):
+        if (self.names is not None and not site.is_in(self.names)) or (self.outputs and not site.is_output):
             return None
         weight = self._weight(self.target)
         if self.weights_alone:
@@ -100,27 +105,30 @@ high_precision_outputs = Template(name="high_precision_outputs", outputs=True)
 def int16(table: Iterable[object], *, top_k: int | None = None, ratio: float | None = None) -> Template:
     """16-bit inputs and outputs for the most sensitive ops: the first `top_k`, or a share `ratio` of those listed.
 
-    `table` is that of `fxquant.sensitivity`, or rows whose first item is the path of an op, the most sensitive first.
+    `table` is that of `fxquant.sensitivity`, or rows whose first item is the path of an op, the most sensitive first;
+    ops that are no modules go by the names that `explain` has for them (`layer1.0:add`).
     """
     return Template(name="int16", bits=16, names=most_sensitive(table, top_k=top_k, ratio=ratio))
 
 
 def most_sensitive(table: Iterable[object], *, top_k: int | None, ratio: float | None) -> frozenset[str]:
-    """Return the paths of the ops at the top of a table of sensitivity."""
+    """Return the names of the ops at the top of a table of sensitivity."""
     if (top_k is None) == (ratio is None):
         raise ConfigError("sensitive ops: give top_k (how many) or ratio (which share of the table), one of the two.")
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0):
         raise ConfigError(f"top_k={top_k!r}: expected a whole number from 0 on.")
     if ratio is not None and not 0 <= ratio <= 1:
         raise ConfigError(f"ratio={ratio!r}: expected a number from 0 to 1.")
+    if not isinstance(table, Iterable):
+        raise ConfigError(f"{table!r:.80} is no table of sensitivity. Give the result of fxquant.sensitivity.")
     ops = list(dict.fromkeys(path for row in table for path in _ops_of(row)))
     return frozenset(ops[: top_k if top_k is not None else round(len(ops) * (ratio or 0.0))])
 
 
 def _ops_of(row: object) -> tuple[str, ...]:
     """Return the ops of a row: those that read an activation, or the first item."""
-    if hasattr(row, "ops"):
-        return tuple(row.ops)
+    if hasattr(row, "places"):
+        return tuple(row.places)
     if isinstance(row, Sequence) and not isinstance(row, str) and row and isinstance(row[0], str):
         return (row[0],)
     raise ConfigError(

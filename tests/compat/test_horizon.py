@@ -101,3 +101,30 @@ def test_the_first_setter_that_answers_wins() -> None:
 def test_calibration_and_training_are_not_mixed() -> None:
     with pytest.raises(fq.ConfigError, match="mixed"):
         prepare(Net(), qconfig_setter=(default_qat_qconfig_setter, default_calibration_qconfig_setter))
+
+
+@pytest.mark.usefixtures("march")
+@pytest.mark.parametrize(
+    ("setters", "error"),
+    [
+        (
+            (ModuleNameQconfigSetter({"bakbone": None}), default_calibration_qconfig_setter),
+            r"setter 0 \(ModuleNameQconfigSetter\) names 'bakbone'.*Closest: 'backbone'",
+        ),
+        (
+            (sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter([("hed",)], topk=1),),
+            "names 'hed'.*Closest: 'head'",
+        ),
+        (
+            (
+                default_calibration_qconfig_setter,
+                sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter([("head",)], topk=1),
+            ),
+            "setter 0 .* answers for every op",
+        ),
+    ],
+    ids=["module", "op", "order"],
+)
+def test_setters_that_would_do_nothing_are_an_error(setters: tuple[object, ...], error: str) -> None:
+    with pytest.raises(fq.ConfigError, match=error):
+        prepare(Net().eval(), torch.randn(2, 3, 16, 16), setters)  # type: ignore[arg-type]

@@ -145,6 +145,17 @@ def test_layers_by_name_by_type_and_left_out() -> None:
     assert rule("head.0", "linear", nn.Linear) == "float"
 
 
+@pytest.mark.parametrize("where", ["exclude", "layer_quant_config"])
+def test_a_name_that_no_layer_has_is_an_error(where: str) -> None:
+    one = spec(PerTensorMinMaxObserver)
+    layer = QuantizationConfig(weight=one, input_tensors=one, output_tensors=one, bias=one)
+    given: dict[str, object] = {"exclude": ["hed*"]} if where == "exclude" else {where: {"hed*": layer}}
+    x = torch.randn(2, 3, 8, 8)
+    model = torch.export.export(SimpleConv().eval(), (x,)).module()
+    with pytest.raises(ConfigError, match=r"names 'hed\*', which is no op or module. Closest: 'head'"):
+        ModelQuantizer(Config(global_quant_config=layer, **given)).quantize_model(model, [x])  # type: ignore[arg-type]
+
+
 def test_contradictions_are_refused() -> None:
     with pytest.raises(ConfigError, match="per_channel"):
         QuantizationSpec(dtype=Dtype.int8, qscheme=QSchemeType.per_tensor, observer_cls=PerChannelMinMaxObserver)

@@ -7,6 +7,7 @@ Priority, rising: global, object type, regex (in order, first match), module nam
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -29,7 +30,8 @@ class Site:
     """A place that rules are asked about: its path, kind and spelling (module class, function or method name).
 
     `scope` are the enclosing (path, class name) pairs, outermost first; `order` counts the ops of the same kind
-    directly inside the same module. `is_output`: its result leaves the graph.
+    directly inside the same module. `is_output`: its result leaves the graph. `place` is what `explain` calls it
+    (graph/place.py): ops that are no modules have one each, where they share the path of the module around them.
     """
 
     path: str
@@ -38,6 +40,7 @@ class Site:
     scope: tuple[tuple[str, str], ...] = ()
     order: int = 0
     is_output: bool = False
+    place: str = ""
 
     def below(self, root: str) -> Site:
         """Return the same place as seen from a module above it."""
@@ -46,7 +49,12 @@ class Site:
             return path[len(root) :].removeprefix(".")
 
         inside = tuple((cut(path), cls) for path, cls in self.scope if path == root or path.startswith(f"{root}."))
-        return dataclasses.replace(self, path=cut(self.path), scope=inside)
+        place = cut(self.place).removeprefix(":")
+        return dataclasses.replace(self, path=cut(self.path), scope=inside, place=place)
+
+    def is_in(self, names: Collection[str]) -> bool:
+        """Tell whether an op is among names of ops, as its path or its place."""
+        return self.place in names or bool(self.path and self.path in names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +102,11 @@ class Rules:
             self._foreign = True
         elif callable(source) or (isinstance(source, tuple) and source and all(map(callable, source))):
             self._setters = source if isinstance(source, tuple) else (source,)
+            _check_order(self._setters)
             self.mapping = QConfigMapping()
         else:
+            if isinstance(source, tuple):
+                _check_items(source)
             todo = "For the defaults: fxquant.get_default_qconfig_mapping(). " if source is None else ""
             if isinstance(source, str):
                 todo = f"For a target by its name: fxquant.get_default_qconfig_mapping({source!r}). "
@@ -116,7 +127,7 @@ class Rules:
     def choose(self, site: Site) -> Choice:
         """Return the rule that wins at a site. Rules that match are remembered even when a stronger one wins."""
         site = site.below(self._root) if self._root else site
-        self._seen_paths.add(site.path)
+        self._seen_paths.update((site.path, site.place))
         for index, setter in enumerate(self._setters):
             answer = setter.at(site) if hasattr(setter, "at") else setter(site.path, site.kind, site.spelling)
             if answer is not None:
@@ -208,7 +219,7 @@ class Rules:
         `module_paths` and `classes` are those of all modules of the model.
         """
         paths = [*module_paths]
-        lines = []
+        lines = self._unmatched_names({*self._seen_paths, *paths})
         for number, (kind, key) in enumerate(self._all_rules(), 1):
             if (kind, key) in self._matched or (self._foreign and kind == "object_type"):
                 continue
@@ -226,6 +237,15 @@ class Rules:
             lines.append(f"rule {number} ({kind}={shown}) matches no {what}.{hint}")
         return lines
 
+    def _unmatched_names(self, known: set[str]) -> list[str]:
+        """Return a line for each op that a setter names and the model has not."""
+        return [
+            f"setter {index} ({_setter_name(setter)}) names {name!r}, which is no op or module.{closest(name, known)}"
+            for index, setter in enumerate(self._setters)
+            for name in sorted(_names_of(setter))
+            if name not in known and not any(fnmatch.fnmatchcase(each, name) for each in known)
+        ]
+
     def _all_rules(self) -> list[tuple[str, object]]:
         m = self.mapping
         return [
@@ -234,6 +254,36 @@ class Rules:
             *(("module_name", key) for key in m.module_name_qconfigs),
             *(("module_name_object_type_order", key) for key in m.module_name_object_type_order_qconfigs),
         ]
+
+
+def _names_of(setter: object) -> frozenset[str]:
+    """Return the ops and modules that a setter of ours is about, or patterns of them."""
+    names = getattr(setter, "names", None)
+    return names if isinstance(names, frozenset) else frozenset()
+
+
+def _setter_name(setter: object) -> str:
+    return str(getattr(setter, "name", type(setter).__name__))
+
+
+def _check_order(setters: tuple[Setter, ...]) -> None:
+    """Raise for setters behind one that answers for every op."""
+    for index, setter in enumerate(setters[:-1]):
+        if getattr(setter, "answers_all", False):
+            raise ConfigError(
+                f"setter {index} ({_setter_name(setter)}) answers for every op, so setter {index + 1} "
+                f"({_setter_name(setters[index + 1])}) is never asked. The first answer wins: put it last."
+            )
+
+
+def _check_items(source: tuple[object, ...]) -> None:
+    """Raise for what cannot stand in a tuple of rules."""
+    for index, item in enumerate(source):
+        if not callable(item):
+            raise ConfigError(
+                f"rule {index} of {len(source)} is a {type(item).__name__}. A tuple of rules holds fxquant.templates "
+                "and callables (name, kind, op) -> QConfig; a QConfigMapping, a dict or a QConfig goes alone."
+            )
 
 
 def _holds_foreign(source: object) -> bool:

@@ -19,6 +19,7 @@ from fxquant.graph.hooks import has_forward_hooks
 from fxquant.graph.nodes import TensorInfo, full_path, tensor_info
 from fxquant.graph.notes import LEFT_ALONE, WRAPPED, Decision
 from fxquant.graph.paths import join_path
+from fxquant.graph.place import name_place
 from fxquant.graph.region import Region, origin_of
 from fxquant.ops.table import Op, OpTable, Role, activation_nodes, argument
 from fxquant.passes.refuse import no_kernel, refuse
@@ -67,7 +68,13 @@ def sites(region: Region, ops: OpTable) -> dict[fx.Node, Site]:
         parent = parents[-1][0] if parents else ""
         order = counts[parent, kind] + origin.order
         found[node] = Site(
-            path=path, kind=kind, spelling=spelling, scope=parents, order=order, is_output=node in leaving
+            path=path,
+            kind=kind,
+            spelling=spelling,
+            scope=parents,
+            order=order,
+            is_output=node in leaving,
+            place=name_place(origin.path, path, node.name, op is not None and op.has_weight),
         )
         counts[parent, kind] += 1
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from fxquant.errors import ConfigError
 from fxquant.graph.notes import Status
+from fxquant.graph.place import name_place
 from fxquant.graph.tree import Left
 from fxquant.ops.table import OPS
 from fxquant.tables.present import Shown, new_table
@@ -104,7 +104,7 @@ class Explanation(Shown):
             raise ConfigError(f"only={only!r} is no status. Known: {', '.join(get_args(Status))}.")
         rows = [row for row in self.rows if only in (None, row.status)]
         rows.sort(key=lambda row: row.status != "float")
-        places = {(row.region, row.node): _place(row) for row in self.rows}
+        places = {(row.region, row.node): place_of(row) for row in self.rows}
         reasons = [_reason(row, places).split(_BETWEEN) for row in rows]
         every = Counter(part for parts in reasons for part in parts)
         often = [part for part, count in every.items() if count > 1 and len(part) > _SHORT]
@@ -148,11 +148,9 @@ class Explanation(Shown):
         return [self.table(), *self._shown(None)[2], *([self.left_table()] if self.left else []), *remarks]
 
 
-def _place(row: Row) -> str:
+def place_of(row: Row) -> str:
     """Return the module of an op; with the name of the node, for one that is not a module by itself."""
-    inside = row.path[len(row.region) :]
-    by_itself = row.path and (_letters(row.node) == _letters(inside) or (row.path == row.region and row.is_weighted))
-    return row.path if by_itself else f"{row.path}:{row.node}".lstrip(":")
+    return name_place(row.region, row.path, row.node, row.is_weighted)
 
 
 def _reason(row: Row, places: dict[tuple[str, str], str]) -> str:
@@ -161,11 +159,6 @@ def _reason(row: Row, places: dict[tuple[str, str], str]) -> str:
     if not row.reason.startswith(fused):
         return row.reason
     return f"fused into {places.get((row.region, row.group), row.group)}{row.reason[len(fused) :]}"
-
-
-def _letters(name: str) -> str:
-    """Return the letters and digits of a name, all that torch.fx keeps of a path when it names a node after it."""
-    return re.sub(r"[\W_]+", "", name).lower()
 
 
 def _left_cells(left: Left) -> tuple[str, ...]:

@@ -34,7 +34,8 @@ from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.switches import Switched
 from fxquant.quantize_fx import freeze, prepare_fx
 from fxquant.tables.explain import explain
-from fxquant.tables.explanation import Explanation
+from fxquant.tables.explanation import Explanation, place_of
+from fxquant.tables.explanation import Row as Op
 from fxquant.tables.present import Shown, as_csv, new_table
 from fxquant.targets import by_name
 from fxquant.tuning.judge import read_score
@@ -48,11 +49,15 @@ WHOLE = 200.0  # dB, of outputs that are equal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One tensor. `what` is weight or activation, `ops` are the paths that read it. Values are dB, or the metric's."""
+    """One tensor. `what` is weight or activation, Values are dB, or the metric's.
+
+    `ops` are the paths that read it, `places` the single ops there, as `explain` calls them (`layer1.0:add`).
+    """
 
     site: str
     what: str
     ops: tuple[str, ...]
+    places: tuple[str, ...]
     spec: str
     alone_quantized: float
     alone_float: float
@@ -93,7 +98,7 @@ class Sensitivity(Shown):
         table = new_table(title, columns, whole=("tensor",), right=numbers)
         for row in self.rows:
             values = (f"{row.alone_quantized:.4g}", f"{row.alone_float:.4g}")
-            table.add_row(row.site, row.what, ", ".join(row.ops), row.spec, *values)
+            table.add_row(row.site, row.what, ", ".join(row.places), row.spec, *values)
         return table
 
     def parts(self) -> tuple[Table]:
@@ -169,6 +174,7 @@ def measure(
             site=site,
             what="activation" if isinstance(switch, FakeQuant) else "weight",
             ops=readers(account, site, switch),
+            places=readers(account, site, switch, place_of),
             spec=str(switch.spec),
             alone_quantized=ask(functools.partial(operator.is_, switch)),
             alone_float=ask(functools.partial(operator.is_not, switch)) if alone_float else math.nan,
@@ -210,13 +216,18 @@ def switches_of(decided: nn.Module) -> dict[str, Switched]:
     return found
 
 
-def readers(account: Explanation, site: str, switch: Switched) -> tuple[str, ...]:
-    """Return the paths of the ops that read what a switch rounds."""
+def readers(
+    account: Explanation,
+    site: str,
+    switch: Switched,
+    name_of: Callable[[Op], str] = operator.attrgetter("path"),
+) -> tuple[str, ...]:
+    """Return the paths, or other names, of the ops that read what a switch rounds."""
     if not isinstance(switch, FakeQuant):
         return (site,)
     region, _, name = site.rpartition(".")
     region = region.rpartition(".")[0]
-    return tuple(dict.fromkeys(row.path for row in account if row.region == region and name in row.inputs))
+    return tuple(dict.fromkeys(name_of(row) for row in account if row.region == region and name in row.inputs))
 
 
 class _Ask:

@@ -144,18 +144,7 @@ class QConfig:
     def rule(self, *, training: bool) -> Callable[[str, str, object], Chosen | str | None]:
         """Return the config as a rule `(name, kind, op) -> QConfig`."""
 
-        def choose(name: str, kind: str, op: object) -> Chosen | str | None:
-            if any(fnmatch.fnmatch(name, pattern) for pattern in self.exclude):
-                return "float"
-            for pattern, layer in self.layer_quant_config.items():
-                if fnmatch.fnmatch(name, pattern):
-                    return layer.chosen(training=training)
-            for cls, layer in self.layer_type_quant_config.items():
-                if op is cls or (isinstance(op, type) and issubclass(op, cls)):
-                    return layer.chosen(training=training)
-            return self.global_quant_config.chosen(training=training)
-
-        return choose
+        return _Rule(self, training)
 
     def target(self) -> Target:
         """Return the hardware that the default speaks of: power-of-two scales are for NPUs that shift."""
@@ -164,6 +153,31 @@ class QConfig:
         if specs and all(spec.scale == "pow2" and spec.granularity == "per_tensor" for spec in specs):
             return npu(bias8=isinstance(chosen.bias, Spec))
         return x86(vnni=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A config as a rule `(name, kind, op) -> QConfig`."""
+
+    config: QConfig
+    training: bool
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The patterns of names of layers, each of which has to match one."""
+        return frozenset((*self.config.exclude, *self.config.layer_quant_config))
+
+    def __call__(self, name: str, kind: str, op: object) -> Chosen | str | None:
+        config = self.config
+        if any(fnmatch.fnmatch(name, pattern) for pattern in config.exclude):
+            return "float"
+        for pattern, layer in config.layer_quant_config.items():
+            if fnmatch.fnmatch(name, pattern):
+                return layer.chosen(training=self.training)
+        for cls, layer in config.layer_type_quant_config.items():
+            if op is cls or (isinstance(op, type) and issubclass(op, cls)):
+                return layer.chosen(training=self.training)
+        return config.global_quant_config.chosen(training=self.training)
 
 
 QuantizationSpec = QTensorConfig

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fxquant.config.qconfig import QConfig
+from fxquant.config.rules import Site
 from fxquant.config.spec import Spec
 from fxquant.templates import most_sensitive
 
@@ -26,9 +27,20 @@ class Template:
     bits: int = 8
     names: frozenset[str] | None = None
 
+    @property
+    def answers_all(self) -> bool:
+        """Whether it leaves no op to the setters behind it."""
+        return self.names is None
+
+    def at(self, site: Site) -> QConfig | None:
+        """Return the qconfig at a place, or None for the next setter to answer."""
+        return None if self.names is not None and not site.is_in(self.names) else self._qconfig
+
     def __call__(self, name: str, kind: str, op: object) -> QConfig | None:
-        if self.names is not None and name not in self.names:
-            return None
+        return self.at(Site(path=name, kind=kind, spelling=op))
+
+    @property
+    def _qconfig(self) -> QConfig:
         return QConfig(
             activation=Spec(
                 bits=self.bits, learn="ste", observer="moving_average" if self.purpose == "qat" else "histogram"
@@ -42,6 +54,11 @@ class ModuleNameQconfigSetter:
     """A qconfig for each module that is named, and for what is in it. None leaves it in float."""
 
     qconfigs: Mapping[str, QConfig | None]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The modules that it is about."""
+        return frozenset(filter(None, self.qconfigs))
 
     def __call__(self, name: str, kind: str, op: object) -> QConfig | str | None:
         inside = [key for key in self.qconfigs if not key or name == key or name.startswith(f"{key}.")]
