@@ -38,7 +38,7 @@ class Drawn:
 
 def draw_float(sides: Sides) -> Drawn:
     """Return a box for each op of the float model."""
-    return _draw(sides.twin, lambda node: node.name)
+    return _draw(sides.original, lambda node: node.name)
 
 
 def draw_int8(sides: Sides) -> Drawn:

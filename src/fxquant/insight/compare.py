@@ -38,6 +38,7 @@ def compare(
 
     `quantized` is calibrated, trained, frozen or converted, on any engine: it is its QDQ graph that is run. Rows go by
     the float model's module names. Both models stay as they are; memory does not grow with the number of batches.
+    Where algorithms have scaled channels (equalization, smoothing), the float side is shown scaled alike.
 
         found = fq.compare(model, quantized, loader, num_batches=8)
         print(found)                       # where the error enters, how it grows, which ranges are too narrow
@@ -60,7 +61,7 @@ def compare_sides(sides: Sides, data: Iterable[object]) -> Comparison:
     count = 0
     with (
         torch.no_grad(),
-        left_as_it_was(sides.twin, sides.reference),  # the latter shares the tensors of the quantized model
+        left_as_it_was(sides.original, sides.twin, sides.reference),  # the last shares tensors of the quantized model
         recording(sides.twin, sides.reference, record),
     ):
         for each in data:
@@ -68,6 +69,8 @@ def compare_sides(sides: Sides, data: Iterable[object]) -> Comparison:
             record.floats.clear()
             with naming_batch(count, each, sides.twin):
                 wanted = run_batch(sides.twin, each)
+                if sides.original is not sides.twin:  # clips may tell the two apart
+                    wanted = run_batch(sides.original, each)
                 found = run_batch(sides.reference, each)
             add_outputs(outputs, wanted, found)
     if not count:

@@ -123,7 +123,7 @@ def output_sqnr(sides: Sides, data: Iterable[object], change: Change, wanted: Se
 @torch.no_grad()
 def float_outputs(sides: Sides, data: Iterable[object]) -> list[object]:
     """Return what the float model returns for each batch."""
-    return [run_batch(sides.twin, batch) for batch in data]
+    return [run_batch(sides.original, batch) for batch in data]
 
 
 @contextmanager

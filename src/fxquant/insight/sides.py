@@ -16,6 +16,7 @@ from fxquant.graph.first_call import refuse_waiting
 from fxquant.graph.region import regions, stage_of, user_class
 from fxquant.graph.region_parts import Stage
 from fxquant.graph.tree import tree_of
+from fxquant.insight.rescaled import rescaled
 from fxquant.insight.twin import Pair, capture_float, folded, pair_up
 from fxquant.ops.table import OPS
 from fxquant.quantize_fx import convert_to_reference_fx
@@ -23,11 +24,14 @@ from fxquant.quantize_fx import convert_to_reference_fx
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sides:
-    """`twin` is the float model as regions, `fused` the same with batch norms folded, `reference` the QDQ model.
+    """`original` is the float model as regions, `reference` the QDQ model.
 
-    `pairs` are the nodes of each region of the reference that have a partner in the twin.
+    `twin` is the original with its channels scaled as algorithms scaled those of the reference, for what is between
+    the inputs and the outputs, and `fused` the twin with batch norms folded. `pairs` are the nodes of each region of
+    the reference that have a partner in the twin.
     """
 
+    original: nn.Module
     twin: nn.Module
     fused: nn.Module
     reference: nn.Module
@@ -43,10 +47,11 @@ def set_side_by_side(
         raise StageError(f"{caller} needs the float model first, then the quantized one.")
     reference = _reference(quantized, caller)
     with evaluating(plain), left_as_it_was(plain):
-        twin = capture_float(plain, batch, tree_of(reference), dict(concrete))
+        original = capture_float(plain, batch, tree_of(reference), dict(concrete))
+    twin = rescaled(original, reference)
     pairs = pair_up(reference, twin)
     _refuse_strangers(float_model, reference, pairs, caller)
-    return Sides(twin=twin, fused=folded(twin), reference=reference, pairs=pairs)
+    return Sides(original=original, twin=twin, fused=folded(twin), reference=reference, pairs=pairs)
 
 
 def _refuse_strangers(

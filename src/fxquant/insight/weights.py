@@ -1,4 +1,4 @@
-"""Weights before fusing, after fusing and after quantizing, by the user's module names."""
+"""Weights before fusing, after fusing and the scaling of channels, and after quantizing, by the user's module names."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class WeightRow:
 
     @property
     def fused_gain(self) -> float:
-        """How many times the largest value grew by the fusing of a batch norm."""
+        """How many times the largest value grew by the fusing of a batch norm, and the scaling of channels."""
         largest = float(self.before.abs().max())
         return float(self.fused.abs().max()) / largest if largest else 1.0
 
 
 def weight_rows(sides: Sides) -> Iterator[WeightRow]:
     """Yield a row for each quantized weight that the float model has at the same path."""
-    quantized, twin = sides.reference, sides.twin
+    quantized, original = sides.reference, sides.original
     shown = {join_path(at, flat): at for at, region in regions(quantized) if (flat := origin_of(region).flat)}
     for path, holder in quantized.named_modules():
         if not isinstance(holder, QuantizedWeight):
             continue
-        values, before = holder.dequantized("weight"), float_tensor(twin, path, "weight")
+        values, before = holder.dequantized("weight"), float_tensor(original, path, "weight")
         source = float_source(sides, holder, path)
         if source is None or before is None:
             continue
