@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from rich.table import Table
 
+import fxquant as fq
 from fxquant.tables.present import Shown, as_csv, as_text, new_table
 
 
@@ -58,3 +61,24 @@ def test_html_is_escaped() -> None:
 
 def test_csv_has_a_line_for_each_row() -> None:
     assert as_csv(("a", "b"), [(1, ("x", "y")), ("c,d", 2)]) == 'a,b\n1,x y\n"c,d",2\n'
+
+
+def test_a_prompt_shows_the_table() -> None:
+    table = new_table("title", ("path", "n"))
+    table.add_row("conv", "1")
+
+    @dataclass(frozen=True, slots=True, repr=False)
+    class Found(Shown):
+        rows: tuple[int, ...]
+
+        def parts(self) -> tuple[Table]:
+            return (table,)
+
+    assert repr(Found((1, 2))) == str(Found((1, 2))) == repr(table) == "title\npath  n\nconv  1"
+
+
+@pytest.mark.parametrize("name", fq.__all__)
+def test_no_result_shows_its_fields_at_a_prompt(name: str) -> None:
+    found = getattr(fq, name)
+    if isinstance(found, type) and issubclass(found, Shown):
+        assert "__repr__" not in vars(found) or name == "Benchmark"  # which prints itself

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ Loss = Callable[[Any, Any], Tensor]
 class TrainResult:
     """What `train_qat` gives: the model with its best state, that state's score, and the score of every epoch."""
 
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     best: float
     history: tuple[float, ...]
 

@@ -77,7 +77,7 @@ class LayerRow:
         return f"{self.path or self.node} ({self.clipped or 0:.1%}{far})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Comparison(Shown):
     """Rows in the order of the run. `dead` are quantizers without a grid, with the reason; printing shows tables.
 

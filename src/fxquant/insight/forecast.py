@@ -41,7 +41,7 @@ class Placed:
     where: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Forecast(Shown):
     """All ops of a model; printing it shows a table."""
 

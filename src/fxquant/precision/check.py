@@ -37,7 +37,7 @@ _COLUMNS = ("output", "SQNR", "cosine", "max error", "")
 _EATEN = 0.5  # a share of values that are rounded to zero, from which a range is said to eat its signal
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Check(Shown):
     """How close the outputs are; printing it shows a table. `passed`: each is within `least` dB, and none is broken.
 

@@ -46,7 +46,7 @@ class Row:
         return op is not None and op.has_weight
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Explanation(Shown):
     """The rows of all regions, and the modules outside of them; printing it shows tables.
 

@@ -41,6 +41,10 @@ class Shown(abc.ABC):
     def __str__(self) -> str:
         return as_text(*self.parts(), spare=self.spare)
 
+    def __repr__(self) -> str:
+        """The same, since a prompt shows what a call gives by its repr."""
+        return str(self)
+
     def __rich__(self) -> Group:
         from rich.console import Group
 
@@ -81,6 +85,8 @@ def _printable() -> type[Table]:
     class Printable(Table):
         def __str__(self) -> str:
             return as_text(self)
+
+        __repr__ = __str__
 
     return Printable
 

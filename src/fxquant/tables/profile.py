@@ -44,7 +44,7 @@ class Row:
         return self.macs / self.milliseconds / 1e6 if self.milliseconds else 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Profile(Shown):
     """The rows, slowest first, for one sample on one thread; printing it shows a table."""
 

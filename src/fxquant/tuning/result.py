@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("trial", "plan", "score", "drop", "passed", "time", "size", "seconds")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class TuneResult(Shown):
     """The model that was found, its trial, and all trials in their order; printing it shows a table.
 

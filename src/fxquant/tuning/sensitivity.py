@@ -63,7 +63,7 @@ class Row:
     alone_float: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Sensitivity(Shown):
     """The rows, worst first; printing it shows a table. `quantized` is the value with all tensors quantized."""
 
