@@ -160,7 +160,9 @@ def _words(data: Json, same: dict[str, int]) -> list[str]:
     if data["score"] is not None:
         lines.append(f"Accuracy: {data['score']['int8']:.2%} in int8, {data['score']['float']:.2%} in float.")
     lines.append(f"Same top answer as float for {same['same']} of {same['every']} held-out pictures.")
-    return [*lines, f"Outputs: {data['compare']['sqnr']:.1f} dB from the float model's."]
+    lines.append(f"Outputs: {data['compare']['sqnr']:.1f} dB from the float model's.")
+    busy = data["speed"]["busy"]
+    return [*lines, *([f"{busy[0].upper()}{busy[1:]}"] if busy else [])]
 
 
 def _open(path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fxquant.capture.run_untraced import evaluating
 from fxquant.engines.choose import apply_engine
+from fxquant.engines.machine_load import busy_note
 from fxquant.engines.table import available_engines
 from fxquant.errors import FxQuantError
 from fxquant.flows.calibrate import as_example, run_batch
@@ -150,7 +151,7 @@ def agreement(sides: Sides, quantized: nn.Module, data: Sequence[object]) -> Pla
     """Tell how often the largest of some outputs is the same, where a model returns a row of them for each sample."""
     same = every = 0
     for batch in data:
-        wanted, found = run_batch(sides.twin, batch), run_batch(quantized, batch)
+        wanted, found = run_batch(sides.original, batch), run_batch(quantized, batch)
         if not (_is_logits(wanted) and _is_logits(found) and wanted.shape == found.shape):
             return None
         same += int((wanted.argmax(1) == found.argmax(1)).sum())
@@ -181,6 +182,7 @@ def gather_speed(
             show=False,
         )
     made["threads"], made["rows"] = times.threads, _times(times)
+    made["busy"] = busy_note(times.others)
     made["advice"] = times.advice()[:1].upper() + times.advice()[1:]
     try:
         kernels = _profile(quantized, args, kwargs or {})

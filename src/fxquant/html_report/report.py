@@ -45,7 +45,7 @@ _PACKAGES = ("fxquant", "torch", "numpy", "llvmlite", "onnxruntime", "openvino")
 _TRIED_ON = 2  # batches: each kernel that is tried runs them
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Report:
     """A written report: where it is, and all numbers that are in it."""
 
@@ -65,6 +65,10 @@ class Report:
         return "\n".join([*self.data["headlines"], f"written to {self.path}"])
 
     def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        """The same: a prompt shows what a call gives by its repr."""
         return self.summary()
 
     def _repr_html_(self) -> str:
@@ -151,7 +155,7 @@ def _measure(
     made["compare"]["dead"] = [list(each) for each in found.dead]
     step("what would help")
     tried = try_fixes(sides, found, batches[:_TRIED_ON], most=most) if most else None
-    made["tried"] = _tried(tried)
+    made["tried"] = _tried(tried, min(len(batches), _TRIED_ON))
     made["account"] = gather_account(converted)
     step("scores")
     made["score"] = None if evaluate is None else gather_score(float_model, converted, evaluate)
@@ -168,7 +172,7 @@ def _converted(quantized: nn.Module) -> nn.Module:
     return convert_fx(quantized) if Stage.PREPARED in stages else quantized
 
 
-def _tried(tried: Tried | None) -> Json | None:
+def _tried(tried: Tried | None, batches: int) -> Json | None:
     if tried is None:
         return None
     kernels = [
@@ -176,7 +180,7 @@ def _tried(tried: Tried | None) -> Json | None:
         for each in tried.kernels
     ]
     exact = {"exact_weights": tried.exact_weights, "exact_activations": tried.exact_activations}
-    return {"sqnr": tried.sqnr, **exact, "kernels": kernels}
+    return {"sqnr": tried.sqnr, "batches": batches, **exact, "kernels": kernels}
 
 
 def _made_with() -> dict[str, str]:
@@ -205,6 +209,9 @@ def _headlines(made: Json) -> list[str]:
     if (speed := made["speed"]) is not None:
         base = next(row for row in speed["rows"] if row["name"] == "float")
         best = min((row for row in speed["rows"] if row["name"] != "float"), key=lambda row: row["ms"], default=base)
-        lines.append(f"{best['name']}: {best['ms']:.2f} ms, float {base['ms']:.2f} ms ({base['ms'] / best['ms']:.1f}x)")
+        busy = ", on a busy machine" if speed["busy"] else ""
+        lines.append(
+            f"{best['name']}: {best['ms']:.2f} ms, float {base['ms']:.2f} ms ({base['ms'] / best['ms']:.1f}x{busy})"
+        )
         lines.append(f"{best['size']:.2f} MiB, float {base['size']:.2f} MiB")
     return lines

@@ -19,6 +19,7 @@ from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.engines.choose import check_engine, on_engines
 from fxquant.engines.engine import Engine
 from fxquant.engines.example import example_of
+from fxquant.engines.machine_load import busy_note, watch_others
 from fxquant.engines.table import as_engine, available_engines
 from fxquant.engines.timing import Timing, time_interleaved
 from fxquant.errors import ArchiveError, ConfigError, StageError
@@ -53,10 +54,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Benchmark(Shown):
-    """The rows, fastest last measured together; printing it shows a table."""
+    """The rows, measured together; printing it shows a table.
+
+    `others` is the share of the machine's CPUs that other processes had meanwhile, where it is known.
+    """
 
     rows: tuple[Row, ...]
     threads: int
+    others: float | None = None
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -72,7 +77,7 @@ class Benchmark(Shown):
         title = f"{self.threads} thread{'s' * (self.threads != 1)}"
         table = new_table(title, _COLUMNS, whole=("engine",), right=_COLUMNS[1:])
         for row in self.rows:
-            speedup = "" if row.speedup is None else f"{row.speedup:.2f}x"
+            speedup = "" if row.speedup is None else f"{row.speedup:.{2 if row.speedup < 100 else 0}f}x"
             memory = "" if row.memory is None else f"{row.memory:.1f}"
             spread = f"{row.timing.low:.2f} .. {row.timing.high:.2f}"
             table.add_row(row.name, f"{row.timing.median:.2f}", spread, speedup, f"{row.size:.2f}", memory)
@@ -96,11 +101,11 @@ class Benchmark(Shown):
 
     def to_dict(self) -> dict[str, object]:
         """Return all numbers, plain."""
-        return {"threads": self.threads, "rows": [asdict(row) for row in self.rows]}
+        return {"threads": self.threads, "others": self.others, "rows": [asdict(row) for row in self.rows]}
 
     def parts(self) -> list[Table | str]:
-        """Return the table, what its columns mean, and what to do about a model slower than float."""
-        return [self.table(), _MEANING, *([self.advice()] if self.advice() else [])]
+        """Return the table, what its columns mean, whether to trust it, and what to do where int8 is slower."""
+        return [self.table(), _MEANING, *filter(None, (busy_note(self.others), self.advice()))]
 
     def __repr__(self) -> str:
         """One line, since `benchmark` prints the table."""
@@ -154,7 +159,9 @@ def benchmark(
     calls = {name: functools.partial(each, *args, **kwargs) for name, each in models.items()}
     with contextlib.nullcontext() if float_model is None else left_as_it_was(float_model):
         memory = {name: _peak(call) for name, call in calls.items()}
+        others = watch_others()
         times = time_interleaved(calls, seconds=seconds * len(calls))
+        share = others()
     base = times["float"].median if "float" in times else None
     rows = [
         Row(
@@ -166,7 +173,7 @@ def benchmark(
         )
         for name, each in models.items()
     ]
-    result = Benchmark(rows=tuple(rows), threads=torch.get_num_threads())
+    result = Benchmark(rows=tuple(rows), threads=torch.get_num_threads(), others=share)
     if show:
         print(result)
     return result

@@ -64,7 +64,9 @@ function drawSensitivity(element) {
     name: each.path, value: each.gain, text: `${each.gain >= 0 ? "+" : ""}${each.gain.toFixed(2)}`, box: each.box,
     hover: `${each.path} (${each.kind}): outputs ${show.db(each.sqnr)} with it in float`, colour: each.gain > 0 ? css("accent") : css("io"),
   }));
-  sideways(element, rows, { xaxis: { title: { text: "gain, dB" } } }, (row) => select(row.box, true));
+  /* the number of a loss stands left of its bar: room for it, or it lies on the names */
+  const low = Math.min(0, ...rows.map((row) => row.value)), high = Math.max(0, ...rows.map((row) => row.value)), room = (high - low || 1) * (isPhone() ? 0.3 : 0.06);
+  sideways(element, rows, { xaxis: { title: { text: "gain, dB" }, range: [low < 0 ? low - room : 0, high + room] } }, (row) => select(row.box, true));
 }
 
 function drawEngines(element) {

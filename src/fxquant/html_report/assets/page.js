@@ -28,7 +28,7 @@ function fillSummary() {
   if (sqnr !== null) tile("Outputs against float", sqnr >= 200 ? "equal" : sqnr.toFixed(1), sqnr >= 200 ? "" : "dB", `signal to noise: ${sqnr >= 25 ? "close" : sqnr >= 15 ? "usable, worth a look" : "far off"}`, sqnr >= 25 ? "good" : sqnr >= 15 ? "mid" : "bad");
   if (best && base) {
     tile("Size", show.mib(best.size), "MiB", `float ${show.mib(base.size)} MiB: ${times(base.size, best.size, "smaller", "larger")}`, base.size >= best.size ? "" : "bad");
-    tile("Time of a call", show.ms(best.ms), "ms", `${best.name}; float ${show.ms(base.ms)} ms: ${times(base.ms, best.ms, "faster", "slower")}`, base.ms >= best.ms ? "" : "bad");
+    tile("Time of a call", show.ms(best.ms), "ms", `${best.name}; float ${show.ms(base.ms)} ms: ${times(base.ms, best.ms, "faster", "slower")}${speed.busy ? ", on a busy machine" : ""}`, base.ms >= best.ms ? "" : "bad");
   }
   const [quantized, every] = account.weighted;
   tile("Ops with weights in int8", every ? show.share(quantized / every) : "–", "", `${quantized} of ${every}`);
@@ -43,7 +43,8 @@ function codeLine(text) {
 }
 
 function fillFixes() {
-  const list = at("fix-list");
+  const list = at("fix-list"), { tried } = DATA;
+  if (tried) at("fixes-note").textContent = `Each was tried on this model${tried.batches < DATA.compare.batches ? `, with the first ${tried.batches} of ${DATA.compare.batches} batches` : ""}: the gain is that of the outputs' signal-to-noise ratio.`;
   if (DATA.fixes.length && DATA.compare.sqnr >= 40) at("fixes-note").prepend("Nothing has to be done: the outputs are close to the float model's already. ");
   for (const fix of DATA.fixes) {
     const made = make("div", "fix card"), gain = make("div", "gain", `+${fix.gain.toFixed(1)} dB`), side = make("div");
@@ -117,7 +118,8 @@ function boxAt(path) {
 function fillSpeed() {
   const { speed } = DATA;
   if (!speed) { at("speed").hidden = true; return; }
-  at("speed-note").textContent = `One call with inputs of ${speed.inputs.join(", ")}, on ${speed.threads} thread${speed.threads === 1 ? "" : "s"}; engines in turn, so that a busy machine is busy for all. ${speed.advice || ""}`;
+  at("speed-note").textContent = `One call with inputs of ${speed.inputs.join(", ")}, on ${speed.threads} thread${speed.threads === 1 ? "" : "s"}; engines in turn. ${speed.advice || ""}`;
+  if (speed.busy) at("speed-note").append(" ", make("b", "", `${speed.busy[0].toUpperCase()}${speed.busy.slice(1)}`));
   chart("engines-chart", drawEngines);
   if (speed.kernels.length) { at("kernels-note").textContent = `Native code, ${speed.machine}; the ${Math.min(20, speed.kernels.length)} slowest.`; chart("kernels-chart", drawKernels); }
   else { at("kernels-note").textContent = speed.no_kernels; at("kernels-chart").remove(); }
