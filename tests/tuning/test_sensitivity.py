@@ -8,6 +8,7 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 import fxquant as fq
 from tuning_models import Share, batches, broken, whole
@@ -31,6 +32,33 @@ def test_it_leaves_the_prepared_model_as_it_was() -> None:
     fq.sensitivity(prepared, batches())
     assert all(torch.equal(value, before[name]) for name, value in prepared.state_dict().items())
     assert torch.equal(fq.convert_fx(prepared)(batches()[0]), quantized)
+
+
+CALLS: list[int] = []
+
+
+class Louder(nn.Module):
+    """Its output grows with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+        self.calls: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        CALLS.append(1)
+        self.calls += 1
+        y: torch.Tensor = self.linear(x)
+        return y * self.calls
+
+
+def test_each_value_is_of_the_model_as_it_was() -> None:
+    torch.manual_seed(0)
+    model, data = Louder().eval(), [torch.randn(8, 4)]
+    CALLS.clear()
+    found = fq.sensitivity(model, data)
+    assert not CALLS and all(row.alone_quantized > 30 for row in found) and found.quantized > 30
 
 
 def test_on_the_users_metric() -> None:

@@ -61,5 +61,6 @@ def _clone(module: nn.Module, memo: dict[int, Any], share_tensors: bool) -> nn.M
         for table in (tree._parameters, tree._buffers):
             for name, tensor in table.items():
                 if tensor is not None:
-                    table[name] = memo.setdefault(id(tensor), copy.deepcopy(tensor))
+                    kept = tensor if tensor.is_leaf else tensor.detach()  # the history of a call is not copied
+                    table[name] = memo.setdefault(id(tensor), copy.deepcopy(kept))
     return tree

@@ -8,11 +8,12 @@ arrays, objects of compiled classes, and those that clean up after themselves.
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
 import random
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -51,7 +52,30 @@ def copy_model(model: nn.Module) -> nn.Module:
         for name, value in module.__dict__.items():
             if name not in _TABLES:
                 copier.copy(value)
+        for buffer in module._buffers.values():
+            copier.copy(buffer)
     return copy.deepcopy(model, copier.fixed)
+
+
+def slots_of(cls: type) -> list[types.MemberDescriptorType]:
+    """Return the slots of a class and of those that it derives from."""
+    having = [base for base in cls.__mro__ if "__slots__" in base.__dict__]  # few have
+    found = (vars(base).get(name) for base in having for name in _slot_names(base))
+    return [slot for slot in found if isinstance(slot, types.MemberDescriptorType)]
+
+
+def _slot_names(base: type) -> Iterator[str]:
+    names = vars(base).get("__slots__", ())
+    yield from (names,) if isinstance(names, str) else names
+
+
+def read_slots(value: object) -> dict[types.MemberDescriptorType, object]:
+    """Return what is in the slots of an object; those that are not set are left out."""
+    state: dict[types.MemberDescriptorType, object] = {}
+    for slot in slots_of(type(value)):
+        with contextlib.suppress(AttributeError):
+            state[slot] = slot.__get__(value)
+    return state
 
 
 class _Copier:
@@ -78,9 +102,7 @@ class _Copier:
         if isinstance(value, types.FunctionType):
             return self._copy_function(value) if value.__closure__ and not is_foreign(value.__module__) else value
         if isinstance(value, Tensor):
-            if type(value) is not Tensor or not value.is_leaf:
-                return value
-            return value.detach().clone().requires_grad_(value.requires_grad)
+            return self._copy_tensor(value)
         if cls in (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque):
             return self._copy_container(value)
         if isinstance(value, (tuple, set, frozenset)) and cls in (tuple, set, frozenset):
@@ -102,6 +124,12 @@ class _Copier:
             return self._copy_object(value, cls)
         return self._share(value, cls)
 
+    def _copy_tensor(self, value: Tensor) -> Tensor:
+        if not value.is_leaf:  # kept of a call with gradients: the copy has the values, not the history
+            self.alive.append(value)
+            return self.fixed.setdefault(id(value), value.detach().clone())
+        return value.detach().clone().requires_grad_(value.requires_grad) if type(value) is Tensor else value
+
     def _copy_container(self, value: dict[object, object] | list[object] | collections.deque[object]) -> object:
         made = copy.copy(value)
         self.alive.append(value)
@@ -119,13 +147,17 @@ class _Copier:
         return value if cls is not set and _same(items, value) else cls(items)
 
     def _copy_object(self, value: object, cls: type) -> object:
-        table: dict[str, Any] = value.__dict__
-        if not table:  # a sentinel, known by its identity
+        table: dict[str, Any] = getattr(value, "__dict__", {})
+        slots = read_slots(value)
+        if not table and not slots:  # a sentinel, known by its identity
             return value
         made = object.__new__(cls) if cls is not types.SimpleNamespace else types.SimpleNamespace()
         self.alive.append(value)
         self.memo[id(value)] = made
-        made.__dict__.update({name: self.copy(item) for name, item in table.items()})
+        if table:
+            made.__dict__.update({name: self.copy(item) for name, item in table.items()})
+        for slot, item in slots.items():
+            slot.__set__(made, self.copy(item))
         return made
 
     def _copy_cell(self, cell: types.CellType, item: object) -> types.CellType:
@@ -159,10 +191,10 @@ class _Copier:
         """
         if cls is types.SimpleNamespace:
             return True
-        if is_foreign(cls.__module__) or not cls.__dictoffset__:
+        if is_foreign(cls.__module__) or not (cls.__dictoffset__ or slots_of(cls)):
             return False
         special = {name for base in cls.__mro__ if base is not object for name in vars(base)}
-        return special.isdisjoint((*_HOOKS, "__new__", "__del__", "__slots__"))
+        return special.isdisjoint((*_HOOKS, "__new__", "__del__"))
 
     def _share(self, value: object, cls: type) -> object:
         """Return the object itself; or what its class makes of a copy, if it has a say in that."""

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxquant.arguments import check_calibrated
 from fxquant.capture.run_untraced import evaluating
+from fxquant.capture.untouched.snapshot import Snapshot
 from fxquant.config.rules import Rules
 from fxquant.config.target import Target
 from fxquant.errors import ConfigError
@@ -231,7 +232,7 @@ def readers(
 
 
 class _Ask:
-    """Values of the model with some of its switches on."""
+    """Values of the model with some of its switches on. What its calls remember is taken back after each."""
 
     def __init__(
         self,
@@ -241,8 +242,10 @@ class _Ask:
         switches: Mapping[str, Switched],
     ) -> None:
         self._model, self._batches, self._evaluate, self._switches = model, batches, evaluate, switches
+        self._before = Snapshot(model)
         self._set(lambda each: False)
         self._wanted = [] if evaluate is not None else [self._outputs(batch) for batch in batches]
+        self._before.restore()
 
     def _set(self, rounds: Callable[[Switched], bool]) -> None:
         for switch in self._switches.values():
@@ -255,6 +258,12 @@ class _Ask:
 
     def __call__(self, rounds: Callable[[Switched], bool]) -> float:
         self._set(rounds)
+        try:
+            return self._value()
+        finally:
+            self._before.restore()
+
+    def _value(self) -> float:
         if self._evaluate is not None:
             with torch.no_grad():
                 return read_score(self._evaluate(self._model)).value

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import operator
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fxquant.graph.own import read_slots
 from fxquant.graph.region import OWN_KEYS
 
 K = TypeVar("K")
@@ -107,28 +107,8 @@ def _put_cell(cell: types.CellType, state: tuple[object, ...]) -> None:
         del cell.cell_contents
 
 
-def slots_of(cls: type) -> list[types.MemberDescriptorType]:
-    """Return the slots of a class and of those that it derives from."""
-    having = [base for base in cls.__mro__ if "__slots__" in base.__dict__]  # few have
-    found = (vars(base).get(name) for base in having for name in _slot_names(base))
-    return [slot for slot in found if isinstance(slot, types.MemberDescriptorType)]
-
-
-def _slot_names(base: type) -> Iterator[str]:
-    names = vars(base).get("__slots__", ())
-    yield from (names,) if isinstance(names, str) else names
-
-
-def _read_slots(value: object) -> Slots:
-    state: Slots = {}
-    for slot in slots_of(type(value)):
-        with contextlib.suppress(AttributeError):  # not set
-            state[slot] = slot.__get__(value)
-    return state
-
-
 def _put_slots(value: object, state: Slots) -> None:
-    for slot in _read_slots(value):
+    for slot in read_slots(value):
         if slot not in state:
             slot.__delete__(value)
     for slot, item in state.items():
@@ -154,7 +134,7 @@ LIST = Kind(list.copy, lambda a, b: _same_items(list.copy(a), b), _put_list, lam
 SET = Kind(set.copy, lambda a, b: set.copy(a) == b, _put_set, lambda state: state)
 DEQUE = Kind(_deque, lambda a, b: _same_items(_deque(a), b), _put_deque, lambda state: state)
 CELL = Kind(_read_cell, lambda cell, state: _same_items(_read_cell(cell), state), _put_cell, lambda state: state)
-SLOTS = Kind(_read_slots, lambda a, b: _same_table(_read_slots(a), b), _put_slots, lambda state: state.values())
+SLOTS = Kind(read_slots, lambda a, b: _same_table(read_slots(a), b), _put_slots, lambda state: state.values())
 TENSOR = Kind(lambda t: t.detach().clone(), torch.equal, _put_tensor)
 ARRAY = Kind(lambda a: a.copy(), lambda a, b: a.tobytes() == b.tobytes(), _put_array)
 CACHE = Kind(lambda f: f.cache_info().misses, lambda f, n: f.cache_info().misses == n, lambda f, _: f.cache_clear())

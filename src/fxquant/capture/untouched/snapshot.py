@@ -39,9 +39,9 @@ from fxquant.capture.untouched.holders import (
     TABLE,
     TENSOR,
     Kind,
-    slots_of,
 )
 from fxquant.graph import torch_compat
+from fxquant.graph.own import slots_of
 from fxquant.graph.reach import ATOMS, Reach, is_foreign, is_missing
 from fxquant.graph.region import OWN_KEYS, Region, user_class
 from fxquant.graph.remembered import ours
