@@ -196,6 +196,12 @@ def test_fuse_fx_folds_what_prepare_fx_folds(name: str) -> None:
     assert kept[0] == kept[1]
 
 
+def test_fuse_leaves_the_norm_of_another_axis() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(4)).eval(), torch.randn(2, 4, 8)
+    fused = fq.fuse_fx(model)
+    assert isinstance(fused.get_submodule("1"), nn.BatchNorm1d) and torch.equal(fused(x), model(x))
+
+
 def test_a_fused_linear_refuses_inputs_that_its_batch_norm_would_read_otherwise() -> None:
     model = ZOO["linear_batch_norm"].build()
     fused = fq.fuse_fx(model)

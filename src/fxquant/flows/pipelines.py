@@ -26,6 +26,7 @@ from fxquant.passes.hoist_dim import hoist_dim
 from fxquant.passes.insert import insert
 from fxquant.passes.insert_blocks import insert_blocks
 from fxquant.passes.join_relu import join_relu
+from fxquant.passes.keep_reads import keep_reads
 from fxquant.passes.mean_to_pool import mean_to_pool
 from fxquant.passes.merge_blocks import merge_blocks
 from fxquant.passes.open_boundary import connect_regions, open_boundary, quantize_boundary
@@ -54,12 +55,14 @@ HARDWARE: Pipeline = (  # those that the target asks for
     scale_average_pools,
 )
 FUSE: Pipeline = (
+    keep_reads,
     hoist_dim,
     fold_bn,
     join_relu,
 )
 PREPARE: Pipeline = (
     see_ops,
+    keep_reads,
     hoist_dim,
     fold_bn,
     drop_noops,
@@ -70,6 +73,7 @@ PREPARE: Pipeline = (
 )
 PREPARE_QAT: Pipeline = (
     see_ops,
+    keep_reads,
     hoist_dim,
     pair_bn,
     drop_noops,

@@ -96,6 +96,8 @@ def _why_not(
         return f"the weight of {producer.target} is used by another module"
     if norm.running_mean is None or norm.running_var is None:
         return "it keeps no running statistics"
+    if isinstance(module, nn.Linear) and module.out_features != norm.num_features:
+        return "it norms another axis than the features of the linear"
     return None
 
 
