@@ -63,6 +63,17 @@ def test_a_post_training_model_stops_observing() -> None:
     assert batches(model) == {3}
 
 
+def test_what_algorithms_keep_stops_as_well() -> None:
+    seen = fq.prepare_fx(net().eval(), fq.get_default_qconfig_mapping("x86"), (X,))
+    seen(X)
+    expected = fq.convert_fx(seen, engine="reference").state_dict()
+    seen.apply(ao.disable_observer)
+    seen(X * 100)
+    found = fq.convert_fx(seen, engine="reference").state_dict()
+    tensors = [name for name, value in expected.items() if isinstance(value, torch.Tensor)]
+    assert all(torch.equal(found[name], expected[name]) for name in tensors)
+
+
 def test_switches_go_along_with_the_state() -> None:
     model, twin = trained(), trained()
     model.apply(ao.disable_observer).apply(ao.disable_fake_quant)

@@ -106,9 +106,10 @@ def _observing(prepared: nn.Module) -> Iterator[list[Observer]]:
     """While it lasts, quantizers that train observe as well; gives the observers, in the order of the model."""
     quantizers = [module for module in prepared.modules() if isinstance(module, FakeQuant)]
     training = [quantizer for quantizer in quantizers if quantizer.state == "train"]
-    looking_away = [quantizer for quantizer in quantizers if not quantizer.observing]
-    for quantizer in looking_away:
-        quantizer.observing = True
+    seeing = [module for module in prepared.modules() if isinstance(module, (FakeQuant, Watcher))]
+    looking_away = [module for module in seeing if not module.observing]
+    for module in looking_away:
+        module.observing = True
     for quantizer in training:
         quantizer.state, quantizer.ready = "observe", False
     try:
@@ -116,8 +117,8 @@ def _observing(prepared: nn.Module) -> Iterator[list[Observer]]:
     finally:
         for quantizer in training:
             quantizer.state = "train"
-        for quantizer in looking_away:
-            quantizer.observing = False
+        for module in looking_away:
+            module.observing = False
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -127,7 +127,7 @@ class _Copier:
     def _copy_tensor(self, value: Tensor) -> Tensor:
         if not value.is_leaf:  # kept of a call with gradients: the copy has the values, not the history
             self.alive.append(value)
-            return self.fixed.setdefault(id(value), value.detach().clone())
+            return cast("Tensor", self.fixed.setdefault(id(value), value.detach().clone()))
         return value.detach().clone().requires_grad_(value.requires_grad) if type(value) is Tensor else value
 
     def _copy_container(self, value: dict[object, object] | list[object] | collections.deque[object]) -> object:

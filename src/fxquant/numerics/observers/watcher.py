@@ -5,8 +5,10 @@ from __future__ import annotations
 import abc
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
+
+from fxquant.numerics.switches import Switched
 
 
 def shows_numbers(x: object) -> bool:
@@ -16,10 +18,17 @@ def shows_numbers(x: object) -> bool:
     return not x.is_meta and x.dim() > 0 and x.numel() > 0
 
 
-class Watcher(nn.Module, abc.ABC):
-    """Sees a tensor batch by batch. All that it keeps are buffers whose sizes do not depend on the data."""
+class Watcher(Switched, abc.ABC):
+    """Sees a tensor batch by batch, while it is `observing`.
+
+    All that it keeps are buffers whose sizes do not depend on the data.
+    """
 
     _is_impure = True  # its calls have no users, and dead code elimination is to leave them
+
+    def __call__(self, *seen: object) -> None:
+        if self.observing:
+            super().__call__(*seen)
 
     @abc.abstractmethod
     def forward(self, x: Tensor) -> None:
