@@ -61,3 +61,26 @@ class DeadInputs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.relu(self.first(x)))
+
+
+class Uneven(nn.Module):
+    """Most of its answer depends on 64 inputs that lie on one grid with a far larger one, which hardly counts.
+
+    Int8 does well, by 25 dB, and one tensor makes nearly all of the error.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(65, 256), nn.Linear(256, 8)
+        self.between = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+        with torch.no_grad():
+            self.first.weight[:, 64] *= 0.01
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.between(torch.relu(self.first(x))))
+
+
+def uneven() -> tuple[nn.Module, list[Tensor]]:
+    torch.manual_seed(0)
+    model = Uneven().eval()
+    return model, [torch.cat((torch.randn(256, 64) * 0.5, torch.rand(256, 1) * 60), 1) for _ in range(2)]

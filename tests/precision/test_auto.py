@@ -19,7 +19,7 @@ from fxquant.precision.check import Check
 from fxquant.precision.outputs import OutputRow
 from fxquant.precision.sources import Reader, Source
 from fxquant.precision.steps import CALLED, COMPILED, more_precision
-from precision_models import Branches, DeadInputs, Exponential, collapsing
+from precision_models import Branches, DeadInputs, Exponential, collapsing, uneven
 from zoo import ZOO
 
 
@@ -228,6 +228,34 @@ def test_ranges_that_end_a_collapse_are_not_the_end() -> None:
     model, data = Exponential().eval(), [torch.randn(8, 16) for _ in range(4)]
     found = Check(outputs=(OutputRow(name="y", sqnr=24.0, cosine=1.0, max_error=0.0),), least=10.0, batches=1)
     search = _Search(model, data, REFERENCE, lambda made, on: made, lambda made: found, None)
-    assert [limit.gain for limit in search._limits([], found)] == [6.0]
+    assert [limit.gain for limit in search._limits([], found)] == [6.0, 10.0]
     search._start, search.amendments = 7.0, Amendments(grids={("", "x"): Regridded((), "")})
     assert [limit.gain for limit in search._limits([], found)] == [1.0]
+
+
+def test_one_tensor_that_makes_nearly_all_is_lifted_where_the_model_does_well() -> None:
+    model, data = uneven()
+    plain = fq.check(model, fq.quantize(model, data, engine="reference", precision="int8"), data)
+    assert plain.passed and plain.sqnr < 27
+    with pytest.warns(UserWarning, match=r"Lifted first \(weight_only\)") as told:
+        made = fq.quantize(model, data, engine="reference")
+    assert len(told) == 1 and told[0].filename == __file__
+    assert [row.status for row in fq.explain(made)].count("weight_only") == 1
+    assert fq.check(model, made, data).sqnr > plain.sqnr + 6
+    assert not reasons(fq.quantize(model, data, engine="reference", effort="fast"))
+
+
+def test_a_budget_bounds_what_is_lifted_where_the_model_does_well() -> None:
+    model, data = uneven()
+    assert not reasons(quiet(model, data, engine="reference", budget=0.3))
+
+
+def test_from_nearly_to_good_a_third_of_the_time_may_go() -> None:
+    """Once a range has helped a model that failed, what is measured to make it good is lifted, and nothing less."""
+    torch.manual_seed(0)
+    model, data = Exponential().eval(), [torch.randn(8, 16) for _ in range(4)]
+    found = Check(outputs=(OutputRow(name="y", sqnr=21.0, cosine=1.0, max_error=0.0),), least=10.0, batches=1)
+    search = _Search(model, data, REFERENCE, lambda made, on: made, lambda made: found, None)
+    search._start, search.amendments = 14.0, Amendments(grids={("", "x"): Regridded((), "")})
+    *_, last = search._limits([], found)
+    assert (last.slower, last.gain, last.measured) == (0.3, 3.0, 6.0)

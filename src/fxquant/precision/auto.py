@@ -1,6 +1,6 @@
 """Automatic precision: what `quantize` does where int8 alone is too far from float.
 
-    converted, compared with float on a few batches          good enough: done
+    converted, compared with float on a few batches          good enough: done; nearly: what is cheap, or clear
     the tensors that cause the error, from one pass          sources.py
     changes, cheapest first, each converted and compared     steps.py; what gives less than it should is taken back
 
@@ -32,7 +32,6 @@ from fxquant.graph.amendments import Amendments
 from fxquant.graph.region import preparation_of, regions
 from fxquant.precision.attribute import count_samples
 from fxquant.precision.check import LEAST, Check, compare_outputs
-from fxquant.precision.finer import with_finer_ranges
 from fxquant.precision.sources import SAMPLES, Source, find_sources
 from fxquant.precision.steps import (
     CALLED,
@@ -63,16 +62,20 @@ _EXPLAINED = 0.1  # of the noise at the outputs: where tensors make less, weight
 class _Limit:
     """What lifting may add to the time, as a share of the int8 model's, and what it has to gain for that, in dB.
 
-    `goal` is where it stops, `most` how many tensors it may take.
+    `goal` is where it stops, `most` how many tensors it may take. The gain is as predicted; `measured`, what is to come
+    of it, else half of that and at most 3 dB.
     """
 
     slower: float
     gain: float
     goal: float = GOOD
     most: int | None = None
+    measured: float | None = None
 
 
 _CHEAP = _Limit(slower=0.1, gain=6.0)
+_CLEAR = _Limit(slower=0.3, gain=10.0)  # a few tensors make nearly all of it
+_NEARLY = _Limit(slower=0.3, gain=3.0)  # after a first change: what is measured to make it good
 _FAILING = _Limit(slower=math.inf, gain=6.0, most=3)
 _COLLAPSED = (_Limit(slower=0.3, gain=6.0), _Limit(slower=math.inf, gain=3.0, goal=FAILING + 3.0))
 _RECOVERING = _Limit(slower=0.5, gain=1.0)  # after a collapse: on to where it is good
@@ -127,7 +130,8 @@ def assured(
 ) -> nn.Module:
     """Return the converted model, or a better one from the same calibration, where it is too far from the float model.
 
-    Without `may_change`, what falls short is said. `finer` looks for better ranges also where the model does well.
+    Without `may_change`, what falls short is said. `finer` looks also where the model does well, and not yet very well:
+    for ranges that cost no time, and for the few tensors without which it would do very well.
     """
     prepared, converted, engine, convert = made.prepared, made.converted, made.engine, made.convert
     if not batches or not any(True for _ in regions(converted)):
@@ -137,8 +141,10 @@ def assured(
     if ran is not None and _is_good(ran):
         if ran.sqnr >= GOOD or not (finer and may_change):
             return converted
-        better = with_finer_ranges(prepared, ran, batches, engine=engine, convert=convert, measure=measure)
-        return better if better is not None else converted
+        finer_search = _Search(prepared, batches, engine, convert, measure, budget, passes=True)
+        end = finer_search.run(ran)
+        _tell(ran, end, finer_search, may_change)
+        return finer_search.best or converted
     try:
         found = measure(reference_of(converted, "quantize"))
     except (FxQuantError, RuntimeError, TypeError, ValueError) as error:
@@ -179,7 +185,10 @@ def _broken(found: Check) -> bool:
 
 
 class _Search:
-    """Changes that were measured to help, and what they are."""
+    """Changes that were measured to help, and what they are.
+
+    With `passes` the model does well without any, on its engine, which is what measures then.
+    """
 
     def __init__(
         self,
@@ -189,10 +198,13 @@ class _Search:
         convert: Callable[[nn.Module, Engine], nn.Module],
         measure: Callable[[nn.Module], Check],
         budget: float | None,
+        *,
+        passes: bool = False,
     ) -> None:
         self._prepared, self._batches, self._engine = prepared, batches, engine
-        self._convert, self._measure, self._budget = convert, measure, budget
+        self._convert, self._measure, self._budget, self._passes = convert, measure, budget, passes
         self.amendments = Amendments()
+        self.best: nn.Module | None = None  # the last that was kept
         self.lifted: list[str] = []
         self.wanted: Step | None = None  # what would have helped, and was not done
         self._spent = 0.0
@@ -203,16 +215,17 @@ class _Search:
         self._start, sources = found.sqnr, self._sources(found)
         ranges = better_ranges(sources)
         if ranges.gain >= 1.0 and (better := self._try(ranges, found, 0.5)) is not None:
-            found, sources = better, self._sources(better)
+            found, sources = better, []
         for _ in range(_ROUNDS):
             if found.sqnr >= GOOD:
                 break
+            sources = sources or self._sources(found)
             better = self._round(sources, found)
-            if better is None and total(sources) < _EXPLAINED * 10 ** (-found.sqnr / 10):
+            if better is None and not self._passes and total(sources) < _EXPLAINED * 10 ** (-found.sqnr / 10):
                 better = self._round(self._sources(found, chosen=True), found)
             if better is None:
                 break
-            found, sources = better, self._sources(better)
+            found, sources = better, []
         return found
 
     def _round(self, sources: Sequence[Source], found: Check) -> Check | None:
@@ -223,7 +236,8 @@ class _Search:
         limit, first = next((each for each in tried if each[1].gain >= each[0].gain), tried[-1])
         other = self._lift(sources, found, limit, dynamic=False)  # the range of a batch may be as bad as that of all
         for step in (first, other) if other.names != first.names else (first,):
-            better = self._try(step, found, min(limit.gain / 2, 3.0)) if step.gain >= limit.gain else None
+            least = min(limit.gain / 2, 3.0) if limit.measured is None else limit.measured
+            better = self._try(step, found, least) if step.gain >= limit.gain else None
             if better is not None:
                 self._spent += step.slower
                 self.lifted += [name for name in step.names if name not in self.lifted]
@@ -238,7 +252,7 @@ class _Search:
             self._batches[:1] if count_samples(self._batches[0]) >= SAMPLES else self._batches,
             engine=self._engine,
             amendments=self.amendments,
-            outputs=[row.name for row in found.compared if row.sqnr < GOOD],
+            outputs=[row.name for row in found.compared if self._passes or row.sqnr < GOOD],
             wide=16 in self._target.activations.bits,
             chosen=chosen,
         )
@@ -256,7 +270,7 @@ class _Search:
         return prices if self._budget is None else replace(prices, call=0.0)
 
     def _lift(self, sources: Sequence[Source], found: Check, limit: _Limit, *, dynamic: bool = True) -> Step:
-        goal = 10 ** ((found.sqnr - limit.goal) / 10)
+        goal = 10 ** ((found.sqnr - max(limit.goal, found.sqnr + limit.gain)) / 10)
         return more_precision(
             sources,
             goal=goal,
@@ -268,11 +282,20 @@ class _Search:
 
     def _limits(self, sources: Sequence[Source], found: Check) -> list[_Limit]:
         """Return what may be spent now, the least first."""
-        if self._budget is not None:
-            return [_Limit(slower=self._budget / int8_time(sources, self._prices) - 1, gain=1.0)]
+        bought = None if self._budget is None else self._budget / int8_time(sources, self._prices) - 1
+        if self._passes:
+            near = [replace(each, gain=max(each.gain, GOOD - found.sqnr)) for each in (_CHEAP, _CLEAR)]
+            return near if bought is None else [replace(near[0], slower=bought)]
+        if bought is not None:
+            return [_Limit(slower=bought, gain=1.0)]
         recovering = bool(self.amendments) and self._start < FAILING
-        failing = (_CHEAP, _FAILING) if found.sqnr < FAILING else (_CHEAP,)
-        limits = _COLLAPSED if found.sqnr < LOST else (_RECOVERING,) if recovering else failing
+        if found.sqnr < LOST:
+            limits = list(_COLLAPSED)
+        elif recovering:
+            limits = [_RECOVERING]
+        else:
+            nearly = [replace(_NEARLY, measured=max(GOOD - found.sqnr, _NEARLY.gain))] if self.amendments else []
+            limits = [_CHEAP, _CLEAR, *nearly, *([_FAILING] if found.sqnr < FAILING else [])]
         return [replace(limit, slower=max(limit.slower - self._spent, 0.0)) for limit in limits]
 
     def _try(self, step: Step, found: Check, least: float) -> Check | None:
@@ -280,17 +303,21 @@ class _Search:
         said = f"; {found.sqnr:.1f} dB"
         both = joined(self.amendments, step.amendments)
         try:
-            better = self._measure(self._made(both))
+            made = self._made(both)
+            better = self._measure(made)
         except StageError as error:  # a tensor that only now is to be int8 was not watched
             log.info("automatic precision leaves out %s: %s", ", ".join(step.names), error)
             return None
         if better.sqnr - found.sqnr < least or (_broken(better) and not _broken(found)):
             return None
         self.amendments = joined(self.amendments, step.amendments.saying(f"{said} -> {better.sqnr:.1f} dB"))
+        self.best = made
         return better
 
     def _made(self, amendments: Amendments) -> nn.Module:
         decided = decide(self._prepared, engine=self._engine, amendments=amendments)
+        if self._passes:
+            return self._convert(decided, self._engine)
         return reference_of(self._convert(decided, REFERENCE), "quantize")
 
 
