@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import code
 import re
 import sys
 import types
@@ -29,6 +30,18 @@ def test_the_guide_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     torch.manual_seed(0)
     for block in blocks:
         exec(compile(block, name, "exec", dont_inherit=True), guide.__dict__)
+
+
+@pytest.mark.parametrize("name", ["../README.md", "index.md", "quick_start.md", "fx_flow.md", "cookbook.md", "accuracy.md"])
+def test_the_first_pages_can_be_pasted_at_a_prompt(name: str) -> None:
+    """Line by line, where an empty line ends a block: none inside of a class, and one after each loop."""
+    for block in re.findall(r"^```python\n(.*?)^```", (DOCS / name).read_text(), re.MULTILINE | re.DOTALL):
+        pasted: list[str] = []
+        for line in [*block.splitlines(), ""]:
+            pasted.append(line)
+            if code.compile_command("\n".join(pasted), name, "single") is not None:  # raises what a prompt would show
+                pasted.clear()
+        assert not any(pasted), f"unfinished: {pasted}"
 
 
 def _pages(entry: object) -> list[str]:
