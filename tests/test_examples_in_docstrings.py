@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import fxquant as fq
+from fxquant.algorithms import BALANCED
 
 FUNCTIONS = [name for name in fq.__all__ if inspect.isfunction(getattr(fq, name))]
 MADE = ("ConvertCustomConfig", "FreezeSchedule", "FuseCustomConfig", "Native", "PrepareCustomConfig", "Processes")
@@ -44,6 +46,20 @@ def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     lines: list[str] = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=lines.append)
     assert not lines, "".join(lines)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_is_explained(name: str) -> None:
+    """Where it is taken, or on the page of the API, if many calls take it."""
+    page = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+    shared = {f"`{each}`" for each in re.findall(r"`(\w+)`", page[: page.index("## Functions")])}
+    text = (inspect.getdoc(getattr(fq, name)) or "").split("Example:")[0]
+    taken = [each.removesuffix("_dict") for each in inspect.signature(getattr(fq, name)).parameters if each[0] != "_"]
+    assert [each for each in taken if f"`{each}`" not in shared and not re.search(rf"`{each}\b", text)] == []
+
+
+def test_help_gives_the_defaults_that_hold() -> None:
+    assert inspect.signature(fq.tune).parameters["algorithms"].default == BALANCED
 
 
 @pytest.mark.parametrize("name", [name for name in fq.__all__ if inspect.isclass(getattr(fq, name))])

@@ -76,13 +76,16 @@ def quantize(
     engine: Engine | Native | str | None = None,
     **further: Unpack[Further],
 ) -> nn.Module:
-    """Quantize a model in one call: prepare, calibrate, convert. Further arguments: those of `prepare_fx`.
+    """Quantize a model in one call: prepare, calibrate, convert.
 
-    "static" needs calibration data: an iterable of batches (see `calibrate`). "dynamic" finds activation ranges at run
-    time and "weight_only" stores int8 weights; both need `example_inputs` alone, or a batch of data to take them from.
-    `ignore` names what stays in float: module paths, with all below them, and classes or functions, such as
-    `ignore=["head", nn.Softmax]`. `effort` chooses the `algorithms` (fxquant.algorithms; () does without), if none are
-    given: "fast" is one pass over the data, "best" may take minutes. `progress` shows a bar, in a terminal.
+    `mode` "static" needs calibration data: an iterable of batches (see `calibrate`), of which `num_batches` are taken,
+    all of them by default. "dynamic" finds activation ranges at run time and "weight_only" stores int8 weights; both
+    need `example_inputs` alone, or a batch of data to take them from. `qconfig_mapping` has rules of one's own,
+    `target` names hardware, and further arguments (`method`, `sizes`, `strict`, `concrete_args`,
+    `prepare_custom_config`) say how the model is captured: all as for `prepare_fx`, and `convert_custom_config` as for
+    `convert_fx`. `ignore` names what stays in float: module paths, with all below them, and classes or functions, such
+    as `ignore=["head", nn.Softmax]`. `effort` chooses the `algorithms` (fxquant.algorithms; () does without), if none
+    are given: "fast" is one pass over the data, "best" may take minutes. `progress` shows a bar, in a terminal.
 
     The result is compared with the float model on a few batches. Where it falls short, the tensors that cause it get
     other ranges or more precision, for a tenth of the time at most; `budget` allows more: the time of the result, as

@@ -55,7 +55,8 @@ class Converting(TypedDict, total=False):
 
 def spell_out(further: type, *callees: Callable[..., object]) -> Callable[[_Call], _Call]:
     """Have `help` of a call name one by one what it takes as keywords for others, with the defaults of these."""
-    known = {name: each for callee in callees for name, each in inspect.signature(callee).parameters.items()}
+    inner_first = reversed(callees)  # the first that has an argument is who gets it
+    known = {name: each for callee in inner_first for name, each in inspect.signature(callee).parameters.items()}
     more = [known[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in further.__annotations__]
 
     def decorate(call: _Call) -> _Call:

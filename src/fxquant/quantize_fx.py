@@ -122,15 +122,23 @@ def prepare_fx(
 ) -> nn.Module:
     """Capture a model in eval mode, fold batch norms, and insert observers where its rules ask for int8.
 
-    `qconfig_mapping` is a QConfigMapping, a qconfig_dict, a callable `(name, kind, op) -> QConfig | "float" | None`, or
-    a tuple of such. `concrete_args` fixes plain arguments of `forward`, by name. Run data through the result
+    `qconfig_mapping` is a QConfigMapping, a QConfig or Spec for all, a qconfig_dict, a callable
+    `(name, kind, op) -> QConfig | "float" | None`, or a tuple of such. A rule that matches nothing is an error; with
+    `strict=False` a warning. `prepare_custom_config` names modules to leave as they are, integer inputs and outputs,
+    and more (PrepareCustomConfig).
+
+    `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments; `example_kwargs` are
+    more of the latter. `concrete_args` fixes plain arguments of `forward`, by name. Run data through the result
     (`calibrate`), then `convert_fx` it. The model itself is not changed. Without example inputs it is captured at its
     first call; until then `.graph` is that of the float model. `sizes="any"` fixes no size and no length of a list that
-    the example shows: code that depends on them runs as written, around the parts that do not.
+    the example shows: code that depends on them runs as written, around the parts that do not. `method` is how the
+    graph is found: "auto" takes the first of "symbolic" (torch.fx), "export" (torch.export) and "piecewise" (graphs
+    inside the model's own Python) that does the model justice.
 
     `algorithms` (fxquant.algorithms) make the result better from calibration to conversion; () does without.
 
-    Without a `target`, what any of the engines on this machine needs is observed, and `convert_fx(engine=...)` decides.
+    `target` is hardware: a name, such as "x86-vnni", or a `Target`; `backend_config` is torch.ao's description of it.
+    Without either, what any of the engines on this machine needs is observed, and `convert_fx(engine=...)` decides.
 
     Example:
         >>> prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (loader[0],))
@@ -175,7 +183,7 @@ def prepare_qat_fx(
     sizes: Sizes = "example",
     strict: bool = True,
 ) -> nn.Module:
-    """Capture a model in train mode for training with quantization in the loop. Arguments as for `prepare_fx`.
+    """Capture a model in train mode for training with quantization in the loop. All arguments are as for `prepare_fx`.
 
     The result trains like any module, under the float model's parameter names; `convert_fx` it afterwards. The model
     itself is not changed: the result has parameters of its own.
@@ -332,6 +340,10 @@ def convert_fx(
     A model that was prepared without a target gets the int8 form that suits the engine, from the same calibration; one
     that was prepared for a target, or trained, or frozen, keeps that form on every engine.
 
+    `convert_custom_config` says what becomes of custom modules (ConvertCustomConfig). `qconfig_mapping`,
+    `backend_config` and `keep_original_weights` are there for calls written for torch.ao: rules are given to
+    `prepare_fx`.
+
     Example:
         >>> prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (loader[0],))
         >>> fq.convert_fx(fq.calibrate(prepared, loader))(loader[0]).shape
@@ -364,7 +376,7 @@ def convert_to_reference_fx(
     *,
     convert_custom_config_dict: Mapping[str, object] | None = None,
 ) -> nn.Module:
-    """`convert_fx` with the plain QDQ graph, whatever the default engine.
+    """`convert_fx` with the plain QDQ graph, whatever the default engine. All arguments are as there.
 
     Example:
         >>> prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (loader[0],))

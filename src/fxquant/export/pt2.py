@@ -31,6 +31,7 @@ def export_pt2(
     """Write a converted model with torch.export.save; `torch.export.load(path).module()` is bit-equal to the reference.
 
     A process that loads it imports fxquant, or torch.ao, first: the quantize ops are registered there.
+    `dynamic_batch` and `dynamic_shapes` leave sizes open, as in `export_onnx`.
 
     Example:
         >>> made = fq.export_pt2(fq.quantize(model, loader), "net.pt2", loader[0])

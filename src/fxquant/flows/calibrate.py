@@ -38,7 +38,7 @@ log = logging.getLogger("fxquant")
 def calibrate(
     prepared: nn.Module, data: Iterable[object], *, num_batches: int | None = None, progress: bool = False
 ) -> nn.Module:
-    """Feed batches to a prepared model and return it.
+    """Feed batches, all of `data` or `num_batches` of it, to a prepared model and return it.
 
     A batch is a tensor, a dict of keyword arguments (or the one argument itself, if none of its keys is an argument's
     name), or a tuple or list of positional arguments; what goes beyond the

@@ -57,7 +57,9 @@ def train_qat(
     """Train a model from `prepare_qat_fx` on batches `(inputs..., target)`, with `loss(output, target)`.
 
     `evaluate(model)` gives a score in eval mode, the higher the better; without it the negative mean loss counts.
-    Observers are frozen after the share `observers_until` of all steps, batch norm statistics after `bn_stats_until`.
+    It takes `epochs` passes over `data` with AdamW: at the rate `lr`, which goes down along a cosine, `range_lr` for
+    learned ranges (the same by default), and `weight_decay`. `progress` shows a bar, in a terminal. Observers are
+    frozen after the share `observers_until` of all steps, batch norm statistics after `bn_stats_until`.
     With `checkpoint`, the run is saved there after each epoch, and goes on from there if the file exists. Each rank of
     torch.distributed is to give its own share of the data and a model in DistributedDataParallel.
 
@@ -99,7 +101,9 @@ def train_qat(
 
 
 def parameter_groups(model: nn.Module, lr: float, range_lr: float, weight_decay: float) -> list[dict[str, object]]:
-    """Groups for an optimizer: weights; vectors, which do not decay; and learned ranges.
+    """Groups for an optimizer: weights at the rate `lr`; vectors, which do not decay; and learned ranges.
+
+    `weight_decay` is that of the weights, `range_lr` the rate of the ranges.
 
     Example:
         >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping(), (loader[0],))

@@ -98,7 +98,8 @@ def report(
     what each engine and kernel costs, what stayed in float and why, and what would help, tried. `evaluate(model)` adds
     a score of your own: a number, or results by sample. `num_batches` of the data are used; `most` kernels are tried
     alone in float (0: none). `engines` are timed for `seconds` each (0: none): without a list, that of the model and
-    those that run it without an export. Both models stay as they are.
+    those that run it without an export. `title` stands above, by default the name of the model's class; `progress`
+    shows a bar, in a terminal. Both models stay as they are.
 
     Example:
         >>> import torch, fxquant as fq

@@ -36,9 +36,10 @@ def compare(
 ) -> Comparison:
     """Run both models on `data`, batches as for `calibrate`, and say tensor by tensor how far they are apart.
 
-    `quantized` is calibrated, trained, frozen or converted, on any engine: it is its QDQ graph that is run. Rows go by
-    the float model's module names. Both models stay as they are; memory does not grow with the number of batches.
-    Where algorithms have scaled channels (equalization, smoothing), the float side is shown scaled alike.
+    `num_batches` of the data are run, all of it by default. `quantized` is calibrated, trained, frozen or converted, on
+    any engine: it is its QDQ graph that is run. Rows go by the float model's module names. Both models stay as they
+    are; memory does not grow with the number of batches. Where algorithms have scaled channels (equalization,
+    smoothing), the float side is shown scaled alike.
 
         found = fq.compare(model, quantized, loader, num_batches=8)
         print(found)                       # where the error enters, how it grows, which ranges are too narrow

@@ -93,9 +93,10 @@ def forecast(
     qconfig_mapping: object = None,
     example_kwargs: Mapping[str, object] | None = None,
 ) -> Forecast:
-    """Tell where each op of a float model will run on a target, with the target's own qconfig or other rules.
+    """Tell where each op of a float model will run on a target, with the target's own qconfig or a `qconfig_mapping`.
 
-    The model is captured with the example inputs, whose values do not matter. It is not changed.
+    `target` is a name or a `Target`. The model is captured with `example_inputs` and `example_kwargs`, as for
+    `prepare_fx`, whose values do not matter. It is not changed.
 
     Example:
         >>> found = fq.forecast(model, "tflite", (loader[0],))

@@ -33,6 +33,7 @@ _FRACTION = re.compile(r"[0-9]{1,1000}(/[0-9]{1,1000})?")
 def dump_integers(model: nn.Module, directory: str | os.PathLike[str], example_inputs: object = None) -> Path:
     """Write a converted model as integers: weights, int32 biases, multipliers, shifts, tables and the steps between.
 
+    `directory` is made. `example_inputs` fix the sizes other than the batch; without them, those are as in calibration.
     The layout is in docs/integers.md; `integer_reference(directory)` runs it.
 
     Example:

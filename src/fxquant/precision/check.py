@@ -127,9 +127,10 @@ def check(
 ) -> Check:
     """Run both models on `data`, batches as for `calibrate`, and say whether the quantized one still answers alike.
 
-    All floating outputs are compared, also in tuples, dicts and dataclasses; each has to be within `least` dB. A
-    converted model runs on its engine as it is; one that is calibrated, trained or frozen is converted for it. Both
-    models stay as they are. Where it does not pass, `advice` says which tensors cause it and what would help.
+    `num_batches` of the data are run. All floating outputs are compared, also in tuples, dicts and dataclasses; each
+    has to be within `least` dB. A converted model runs on its engine as it is; one that is calibrated, trained or
+    frozen is converted for it. Both models stay as they are. Where it does not pass, `advice` says which tensors cause
+    it and what would help.
 
         result = fq.check(model, quantized, loader)
         assert result.passed, result

@@ -133,11 +133,12 @@ def benchmark(
 ) -> Benchmark:
     """Time a converted model on every engine installed here, interleaved; print the table (`show`) and return it.
 
-    `engines` names those that are wanted. A runtime is given an ONNX export, which takes a while for a large model.
+    `engines` names those that are wanted, each of which gets `seconds`. A runtime is given an ONNX export, which takes
+    a while for a large model.
 
-    `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments.
-    Give `float_model` to have it in the same run, with speed-ups against it. Without example inputs, random
-    ones of the shapes that the model was prepared with are used.
+    `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments; `example_kwargs` are
+    more of the latter. Give `float_model` to have it in the same run, with speed-ups against it. Without example
+    inputs, random ones of the shapes that the model was prepared with are used.
 
     Example:
         >>> result = fq.benchmark(fq.quantize(model, loader), loader[0], float_model=model, seconds=0.01, show=False)

@@ -91,8 +91,9 @@ def profile(
 ) -> Profile:
     """Time every kernel of a model on the native engine, for inputs like these; print the table (`show`) and return it.
 
-    One sample is run, on one thread; a kernel's time is the least of some rounds, without what a call from Python takes
-    by itself. What Python runs between kernels is not in it.
+    `args` are the positional arguments of one call, and `example_kwargs` its keyword arguments. One sample is run, on
+    one thread; a kernel's time is the least of some `rounds`, without what a call from Python takes by itself. What
+    Python runs between kernels is not in it.
 
     Example:
         >>> quantized = fq.quantize(model, loader, engine="native")  # needs fxquant[native]

@@ -21,7 +21,7 @@ int4_weight_only_qconfig = QConfig(weight=Spec(bits=4, granularity="per_group", 
 
 
 def get_default_qconfig(backend: str | None = None, version: int = 0) -> QConfig:
-    """Return the post-training static qconfig for a backend: "x86", "fbgemm", "qnnpack", "onednn" or another target.
+    """Return the post-training static qconfig for a `backend`: "x86", "fbgemm", "qnnpack", "onednn" or another target.
 
     Without one, for what `set_march` names, else for x86. `version` is as torch.ao counts: 0 here, 0 or 1 for
     training; all of them mean the same.
@@ -36,6 +36,8 @@ def get_default_qconfig(backend: str | None = None, version: int = 0) -> QConfig
 
 def get_default_qat_qconfig(backend: str | None = None, version: int = 1) -> QConfig:
     """Return the qconfig for training with a backend's grids: ranges of activations follow a moving average.
+
+    `backend` and `version` are as for `get_default_qconfig`.
 
     Example:
         >>> fq.get_default_qat_qconfig("x86").weight.bits
@@ -53,6 +55,8 @@ def get_default_qat_qconfig(backend: str | None = None, version: int = 1) -> QCo
 def get_default_qat_qconfig_mapping(backend: str | None = None, version: int = 1) -> QConfigMapping:
     """Return a mapping that trains everything the target runs in int8 with quantization in the loop.
 
+    `backend` and `version` are as for `get_default_qconfig`.
+
     Example:
         >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping("x86"), (loader[0],))
     """
@@ -61,6 +65,8 @@ def get_default_qat_qconfig_mapping(backend: str | None = None, version: int = 1
 
 def get_default_qconfig_mapping(backend: str | None = None, version: int = 0) -> QConfigMapping:
     """Return a mapping that quantizes everything the target runs in int8.
+
+    `backend` and `version` are as for `get_default_qconfig`.
 
     Example:
         >>> mapping = fq.get_default_qconfig_mapping("x86").set_module_name("head", None)  # None: stays in float

@@ -122,7 +122,8 @@ def sensitivity(
 
     `model` is a calibrated one from `prepare_fx`, or a float one, which is prepared and calibrated with `data` first.
     Without `evaluate`, the first `num_batches` batches of `data` are run and outputs compared with the float model's,
-    in dB. With it, `evaluate(model)` is asked: a number, or results by sample.
+    in dB. With it, `evaluate(model)` is asked: a number, or results by sample; a loss with `higher_is_better=False`.
+    `qconfig_mapping` and `target` are as for `prepare_fx`, and `engine` runs the models.
 
     Example:
         >>> found = fq.sensitivity(model, loader)

@@ -136,9 +136,21 @@ def tune(
     """Find the fastest (or smallest, or most accurate) int8 model within a tolerance of the float model's score.
 
     `evaluate(model)` gives a number, or results by sample: a 1-D tensor, or parts of one that it yields, which is
-    stopped when it is clear how it ends. `tolerance` is a share of the float model's score, or with criterion
-    "absolute" a difference. If no model passes, the most accurate one is returned, with a warning, and `result.passed`
-    is False. All arguments: docs/tuning.md.
+    stopped when it is clear how it ends. `tolerance` is a share of the float model's score, or with `criterion`
+    "absolute" a difference; with `higher_is_better=False` the score is a loss. `confidence` is for results by sample:
+    what passes is clear to that share. If no model passes, the most accurate one is returned, with a warning, and
+    `result.passed` is False.
+
+    `objective` is what the best of those that pass is best in: "latency", "size" or "accuracy". `strategy` ("basic",
+    "mse", "bayesian", "random", "exhaustive") chooses up to `max_trials` plans, from `seed`, after the `recipes` that
+    are given; it ends after `timeout` seconds (0: at the first that passes). `workspace` is a directory from which a
+    search goes on that was stopped; `executor` runs trials in processes or on Ray. `on_trial` is called with each
+    trial, and `progress` shows bars, in a terminal.
+
+    The search starts from `qconfig_mapping`, and is for `target` and `engine`. `calibration_data`, `num_batches`,
+    `example_inputs`, `example_kwargs` and `algorithms` are as for `quantize`; `method`, `sizes`, `strict`,
+    `concrete_args` and `prepare_custom_config` as for `prepare_fx`, `convert_custom_config` as for `convert_fx`. More
+    of all that: docs/tuning.md.
 
     Example:
         >>> found = fq.tune(model, loader, lambda net: float(net(loader[0]).mean()), timeout=0)

@@ -54,7 +54,8 @@ def export_onnx(
 ) -> Path:
     """Write a converted model as ONNX with int8 weights and QuantizeLinear / DequantizeLinear pairs.
 
-    `example_inputs` is a tuple of positional arguments, a tensor, or a dict of keyword arguments. `dynamic_batch`
+    `example_inputs` is a tuple of positional arguments, a tensor, or a dict of keyword arguments; `example_kwargs` are
+    more of the latter. `metadata` are texts by name that go into the file. `dynamic_batch`
     leaves the batch open: dim 0 of the first tensor, and of every other input of that size. `dynamic_shapes` names
     other open sizes by argument and axis: `{"image": {2: "height", 3: "width"}}`. `opset` is 18 or above; without it,
     20, or 21 for what begins there. A model that is not one graph is written to a directory: see docs/export.md.
