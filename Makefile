@@ -55,6 +55,7 @@ $(SITE): $(READY)
 
 docs: $(SITE)
 	$(BIN)/mkdocs build -q --strict
+	@echo "The site is in build/site. To read and search it: python3 -m http.server -d build/site"
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -32,7 +32,9 @@ def test_the_guide_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         exec(compile(block, name, "exec", dont_inherit=True), guide.__dict__)
 
 
-@pytest.mark.parametrize("name", ["../README.md", "index.md", "quick_start.md", "fx_flow.md", "cookbook.md", "accuracy.md"])
+@pytest.mark.parametrize(
+    "name", ["../README.md", "index.md", "quick_start.md", "fx_flow.md", "cookbook.md", "accuracy.md"]
+)
 def test_the_first_pages_can_be_pasted_at_a_prompt(name: str) -> None:
     """Line by line, where an empty line ends a block: none inside of a class, and one after each loop."""
     for block in re.findall(r"^```python\n(.*?)^```", (DOCS / name).read_text(), re.MULTILINE | re.DOTALL):

@@ -99,6 +99,24 @@ def read(page: Path) -> dict[str, Any]:
     return json.loads(page.read_text().split('<script id="data" type="application/json">')[1].split("</script>")[0])
 
 
+def test_ops_that_are_float_for_one_reason_are_one_row(browser: Browser, page: Path, tmp_path: Path) -> None:
+    data = read(page)
+    row = {"path": "block.0", "kind": "add", "where": "net.py:3"}
+    data["account"]["float"] = [
+        {**row, "why": f"its operand add_{i} is float", "path": f"block.{i}"} for i in range(12)
+    ]
+    data["account"]["float"] += [{**row, "why": "nothing after it takes int8", "hint": "wrap it"}]
+    grouped = tmp_path / "grouped.html"
+    grouped.write_text(render(data))
+    browser.open(grouped)
+    cells = browser.run(
+        "[...document.querySelectorAll('#float-table tbody tr')].map((r) => [...r.cells].map((c) => c.textContent))"
+    )
+    assert [(each[1], each[2], each[5]) for each in cells] == [("add", "12", ""), ("add", "1", "wrap it")]
+    assert "and 11 more" in cells[0][0] and "block.11" in cells[0][0]
+    assert browser.problems == []
+
+
 def test_the_keyboard_searches(browser: Browser, page: Path) -> None:
     browser.open(page)
     for kind in ("keyDown", "keyUp"):

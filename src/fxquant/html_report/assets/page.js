@@ -128,9 +128,32 @@ function fillSpeed() {
     speed.rows.map((row) => [row.name, show.ms(row.ms), row.speedup ? `${row.speedup.toFixed(2)}×` : "", `${show.ms(row.low)} … ${show.ms(row.high)}`, show.mib(row.size), row.memory === null ? "" : row.memory.toFixed(1)])));
 }
 
+/* Ops that stayed in float for one reason, as the blocks of a transformer do, are one row: the first, and how many more. */
+function alike(rows) {
+  const groups = new Map();
+  for (const row of rows) {
+    const key = JSON.stringify([row.kind, row.why.replace(/operand \S+ is/g, "operand is"), row.hint || ""]);
+    groups.set(key, [...(groups.get(key) || []), row]);
+  }
+  return [...groups.values()];
+}
+
+function places(rows) {
+  const made = make("div"), first = link(rows[0].path, boxAt(rows[0].path));
+  made.append(first);
+  if (rows.length === 1) return made;
+  const more = make("details"), list = make("div", "more");
+  more.append(make("summary", "", `and ${rows.length - 1} more`), list);
+  for (const row of rows.slice(1)) list.append(link(row.path, boxAt(row.path)), " ");
+  made.append(more);
+  return made;
+}
+
 function fillTables() {
-  const rows = DATA.account.float;
-  if (rows.length) at("float-table").append(table([{ name: "op", path: 1 }, { name: "kind" }, { name: "why" }, { name: "line", path: 1 }, { name: "what to do" }], rows.map((row) => [link(row.path, boxAt(row.path)), row.kind, row.why, row.where, row.hint || ""])));
+  const columns = [{ name: "op", path: 1 }, { name: "kind" }, { name: "ops", number: 1 }, { name: "why" }, { name: "line", path: 1 }, { name: "what to do" }];
+  const rows = alike(DATA.account.float).map((same) => [places(same), same[0].kind, String(same.length), same[0].why, same[0].where, same[0].hint || ""]);
+  const hints = rows.some((row) => row[5]);
+  if (rows.length) at("float-table").append(table(hints ? columns : columns.slice(0, -1), hints ? rows : rows.map((row) => row.slice(0, -1))));
   else at("float-table").append("Nothing: every op runs in int8.");
   at("weights-table").append(table([{ name: "weight", path: 1 }, { name: "op" }, { name: "shape", number: 1 }, { name: "SQNR", number: 1 }, { name: "largest error", number: 1 }, { name: "spec" }],
     DATA.weights.map((row) => [link(row.path, boxAt(row.path)), row.kind, row.shape.join("×"), show.db(row.sqnr), show.number(row.max_error), row.spec])));
