@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -82,9 +82,13 @@ class Filled:
             found = type(value).__name__
             if isinstance(value, Tensor):
                 found = f"of {value.dtype}" if value.layout == torch.strided else f"in the layout {value.layout}"
+            todo = "Convert it first, with torch.as_tensor(x).float()."
+            if isinstance(value, Mapping):
+                found = f"a dict of {', '.join(map(repr, value))}"[:80]
+                todo = f"Give the tensor, or arguments by their names ({name!r})."
             return InputError(
                 f"input {place} ({name!r}) is {found}, and the model quantizes it: it takes a dense tensor of float32 "
-                "there (or of float16 or bfloat16). Convert it first, with torch.as_tensor(x).float()."
+                f"there (or of float16 or bfloat16). {todo}"
             )
         return None
 

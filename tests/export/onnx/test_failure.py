@@ -29,6 +29,11 @@ class Eigenvalues(Detector):
         return torch.linalg.eigvals(self.backbone(x).mean(1)).real
 
 
+class Singular(Detector):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.svd(self.backbone(x).mean(1))[1]
+
+
 class Bessel(Detector):
     def forward(self, x: Tensor) -> Tensor:
         return torch.special.bessel_j0(self.backbone(x))
@@ -54,6 +59,7 @@ X = torch.randn(2, 3, 8, 8)
     ("model", "what"),
     [
         (Eigenvalues(), r"aten\.linalg_eig.*quantize\(float_model\.backbone"),
+        (Singular(), r"aten\._linalg_svd"),
         (Bessel(), r"prims\.bessel_j0"),
         (Branch(), "model.backbone"),
     ],

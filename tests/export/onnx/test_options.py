@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,25 @@ def test_the_length_of_a_sequence_stays_open(tmp_path: Path) -> None:
     path = fq.export_onnx(model, tmp_path / "m.onnx", x, dynamic_shapes={"input": {1: "length"}})
     other = torch.randn(2, 5, 16)
     assert sqnr_db(model(other), run(path, input=other)[0]) > 45
+
+
+def test_sizes_of_outputs_speak_of_the_names_that_were_given(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 32, 32)
+    model = quantize(Strided(), x)
+    path = fq.export_onnx(model, tmp_path / "m.onnx", x, dynamic_shapes={"image": {2: "height", 3: "width"}})
+    made = onnx.load(path).graph
+    found = {dim.dim_param for value in (*made.output, *made.value_info) for dim in value.type.tensor_type.shape.dim}
+    assert any("height" in each and each != "height" for each in found)
+    assert not [each for each in found if re.search(r"\bs\d", each)]
+
+
+def test_what_is_given_wrongly_is_told(tmp_path: Path) -> None:
+    x = torch.randn(1, 3, 16, 16)
+    model = quantize(Conv(), x)
+    with pytest.raises(fq.ConfigError, match="give a dict of strings"):
+        fq.export_onnx(model, tmp_path / "m.onnx", x, metadata=["a"])  # type: ignore[arg-type]
+    with pytest.raises(fq.ConfigError, match=r"'image'. is a dict of 'img'.*arguments by their names \('image'\)"):
+        fq.export_onnx(model, tmp_path / "m.onnx", {"img": x})
 
 
 def test_sizes_that_cannot_be_open_are_said(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ def describe(model: ir.Model, signature: Signature, metadata: Mapping[str, str] 
         if name == value.name or (name not in taken and name not in model.graph.initializers):
             value.name = name
     model.producer_name, model.producer_version = "fxquant", version("fxquant")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise ConfigError(f"metadata={metadata!r:.80}: give a dict of strings.")
     for key, text in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise ConfigError(f"metadata={{{key!r}: {text!r}}}: ONNX holds strings only.")

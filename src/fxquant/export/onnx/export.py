@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -283,8 +284,10 @@ def _name_sizes(model: ir.Model, dynamic_batch: bool, dynamic_shapes: DynamicSha
             asked = wanted.get(axis, wanted.get(axis - len(value.shape or ())))
             if not isinstance(size, int) and (asked is not None or (dynamic_batch and axis == 0)):
                 names[str(size)] = str(getattr(asked, "__name__", asked or "batch"))
+    torchs = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b") if names else None
     for value in [*model.graph.inputs, *(value for node in model.graph for value in node.outputs)]:
         if value.shape is not None and not value.shape.frozen:
             for index, size in enumerate(value.shape):
-                if not isinstance(size, int) and str(size) in names:
-                    value.shape[index] = ir.SymbolicDim(names[str(size)])
+                if not isinstance(size, int) and torchs is not None and torchs.search(str(size)):
+                    own = torchs.sub(lambda found: names[found[0]], str(size))  # also inside of (s73 - 1)//2 + 1
+                    value.shape[index] = ir.SymbolicDim(own)

@@ -79,9 +79,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _place(op: str, model: nn.Module) -> str:
     """Return the line of the user's code that calls an op, as the graphs of the regions know it.
 
-    `eigvals` is made of `eig`.
+    `eigvals` is made of `eig`, `svd` of `_linalg_svd`.
     """
-    base = op.split(".")[1] if "." in op else op
+    base = (op.split(".")[1] if "." in op else op).lstrip("_")
     nodes = [node for _, region in regions(model) for node in region.graph.nodes if node.op.startswith("call")]
     names = {node: str(getattr(node.target, "__name__", node.target)) for node in nodes}
     found = [node for node in nodes if base and names[node] == base]
