@@ -130,9 +130,11 @@ class QuantizedWeight(CheckedState):
 
     def stamp(self) -> object:
         """Another value after any of the tensors was written to, or replaced; equal before, for copies made of them."""
-        tensors = [*self.parameters(), *self.buffers()]
+        tables = (self._parameters, self._buffers)
+        if self._modules:  # a parametrization, say; to search for such takes longer than many kernels
+            tables = (dict(self.named_parameters()), dict(self.named_buffers()))
         try:
-            return [(id(tensor), tensor._version, tensor.data_ptr()) for tensor in tensors]
+            return [(id(x), x._version, x.data_ptr()) for table in tables for x in table.values() if x is not None]
         except RuntimeError:  # inference tensors do not count writes
             return object()
 
