@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx, nn
@@ -26,7 +27,6 @@ from fxquant.graph.region import Region
 from fxquant.passes.candidates import choice_of
 from fxquant.passes.hardware_form import call, is_static, note_rewrite
 from fxquant.passes.read_op import operand_of
-from fxquant.passes.split_ops import GATES
 
 # factors that all channels may have in common, and how far theirs may be apart then: 7 steps are 56 and 3.5 at 16
 GATE_FACTORS = {1.0: 64.0, 4 / 3: 32.0, 8 / 5: 16.0, 8 / 7: 16.0}
@@ -36,12 +36,14 @@ _KEY = "gate"
 
 def open_gates(region: Region, context: Context) -> None:
     """Open the gates that stand between a depthwise convolution and the next weight, on targets that split them."""
-    kinds = frozenset() if context.target is None else context.target.split & GATES.keys()
+    kinds = frozenset() if context.target is None else context.target.split
     made: dict[fx.Node, fx.Node] = {}
     for node in list(region.graph.nodes):
         op = context.ops.of_node(node, region)
-        if op is not None and op.kind in kinds and is_static(node) and _has_maker(region, context, node):
-            made[_opened(region, node, op.kind)] = node
+        if op is None or op.gate is None or op.kind not in kinds:
+            continue
+        if is_static(node) and _has_maker(region, context, node):
+            made[_opened(region, node, op.kind, op.gate)] = node
     wanted = {
         tensor for group in channel_groups(region, context) if _is_worth(region, group) for tensor in group.tensors
     }
@@ -75,7 +77,7 @@ def _has_maker(region: Region, context: Context, node: fx.Node) -> bool:
     return isinstance(weight, Spec) and weight.granularity == "per_tensor"
 
 
-def _opened(region: Region, node: fx.Node, kind: str) -> fx.Node:
+def _opened(region: Region, node: fx.Node, kind: str, curve: Callable[[Tensor], Tensor]) -> fx.Node:
     """Return the product in the place of a node, which is left without users."""
     x, choice = operand_of(node), choice_of(operand_of(node))
     made = region.get_submodule(str(x.target))
@@ -86,7 +88,7 @@ def _opened(region: Region, node: fx.Node, kind: str) -> fx.Node:
         gate = region.graph.call_module(path, (x,))
     gate.meta.update({key: x.meta[key] for key in ("where", "tensor") if key in x.meta})
     gate.meta |= {_KEY: True, "choice": dataclasses.replace(choice, qconfig=_flat(choice.qconfig))}
-    product = call(node, operator.mul, x, call(node, GATES[kind], gate))
+    product = call(node, operator.mul, x, call(node, curve, gate))
     note_rewrite(
         product, Rewrite(name="open_gates", text=f"{kind} by a gate that takes factors of channels back, exact")
     )

@@ -14,7 +14,6 @@ from fxquant.config.spec import Int32, Spec
 from fxquant.errors import ConfigError
 from fxquant.ops.table import OPS
 
-SPLITTABLE = ("silu", "hardswish", "attention")
 REWRITES = (  # passes of these names, in this order
     *("silu_to_hardswish", "sigmoid_to_hardsigmoid", "round_leaky_slopes", "batch_norm_to_conv", "split_to_slice"),
     *("mean_to_pool", "split_pools", "scale_average_pools"),
@@ -78,9 +77,10 @@ class Target:
         named.update(kind for kinds in self.tails.values() for kind in kinds)
         named.update((*self.ranges, *self.kernels))
         named.update(kind for each in self.positions for kind in (*each.kinds, *each.before, *each.after))
-        beyond = sorted({*self.split} - {*SPLITTABLE})
+        splittable = sorted(kind for kind, op in OPS.by_kind.items() if op.splits)
+        beyond = sorted({*self.split} - {*splittable})
         if beyond:
-            raise ConfigError(f"Target {self.name!r}: split takes {', '.join(SPLITTABLE)}, not {', '.join(beyond)}.")
+            raise ConfigError(f"Target {self.name!r}: split takes {', '.join(splittable)}, not {', '.join(beyond)}.")
         unknown = sorted(named - OPS.by_kind.keys())
         if unknown:
             raise ConfigError(

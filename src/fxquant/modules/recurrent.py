@@ -113,6 +113,7 @@ class _Recurrent(nn.Module):
             assert isinstance(layer, nn.ModuleList)
             outputs = []
             for backwards, direction in enumerate(layer):
+                assert isinstance(direction, Direction)
                 state = self._zeros(x, batch) if given is None else tuple(s[len(finals)] for s in given)
                 output, final = _scan(direction, x, sizes, state, bool(backwards))
                 outputs.append(output)
@@ -128,7 +129,7 @@ class _Recurrent(nn.Module):
 
 
 def _scan(
-    direction: Any, x: Tensor, sizes: Sequence[int] | None, state: State, backwards: bool
+    direction: Direction, x: Tensor, sizes: Sequence[int] | None, state: State, backwards: bool
 ) -> tuple[Tensor, State]:
     """One direction over all time steps: (outputs in the form of `x`, final state)."""
     projected = direction.ih(x)

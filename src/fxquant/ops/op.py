@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 
 class Role(enum.Enum):
@@ -49,10 +49,11 @@ class Op:
     inference; `random`: draws numbers in training. `adds`: is the sum of its two operands; `multiplies`: their product;
     `divides`: the first by the second.
     `keeps_factor`: a positive factor of a channel passes through it, where `unless` gives no reason; `clips`: cuts
-    values off at bounds; `averages`: is a mean over axes. `window`: a pool averages one that is "given", or "parts" of
-    a picture. `pools`: a lookup that makes one row of several. `is_norm`: owns statistics, or parameters also where it
-    has no weight; `folds`: is one gain and one shift per channel, which fold into the weighted op before. `casts`:
-    gives the values another dtype.
+    values off at bounds; `averages`: is a mean over axes. `window`: a pool averages one that is "given", or "parts"
+    of a picture. `gate`: the op is x * gate(x); `attends`: it is attention, two products with a softmax between.
+    `pools`: a lookup that makes one row of several. `is_norm`: owns statistics, or parameters also where it has no
+    weight; `folds`: is one gain and one shift per channel, which fold into the weighted op before. `casts`: gives
+    the values another dtype.
     `layout` says how the result lies in memory, for ops that compute the same however their operands lie; without it,
     an op sees them as the float model's lie. `unless` is asked about a node and the module that it calls, if any: the
     reason why it has to stay in float, or None.
@@ -87,6 +88,8 @@ class Op:
     clips: bool = False
     averages: bool = False
     window: Literal["given", "parts"] | None = None
+    gate: Callable[[Tensor], Tensor] | None = None
+    attends: bool = False
     pools: bool = False
     casts: bool = False
     is_norm: bool = False
@@ -107,6 +110,11 @@ class Op:
     def is_product(self) -> bool:
         """Whether activations are multiplied, with a weight or with each other."""
         return self.role is Role.COMPUTE and bool(self.operands)
+
+    @property
+    def splits(self) -> bool:
+        """Whether it can be written as smaller ops (passes/split_ops.py)."""
+        return self.gate is not None or self.attends
 
     @property
     def folds_norm(self) -> bool:

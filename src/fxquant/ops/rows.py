@@ -141,6 +141,7 @@ def compute() -> Iterable[Op]:
     # The value meets probabilities, most of which are too small for an 8-bit grid, so that product stays in float.
     yield Op(
         kind="attention",
+        attends=True,
         role=Role.COMPUTE,
         functions=(F.scaled_dot_product_attention,),
         aten=("scaled_dot_product_attention",),
@@ -275,6 +276,7 @@ def own_range() -> Iterable[Op]:
         modules=(nn.Hardswish,),
         functions=(F.hardswish,),
         aten=("hardswish", "hardswish_"),
+        gate=F.hardsigmoid,
     )
     yield Op(
         kind="silu",
@@ -284,6 +286,7 @@ def own_range() -> Iterable[Op]:
         modules=(nn.SiLU,),
         functions=(F.silu,),
         aten=("silu", "silu_"),
+        gate=torch.sigmoid,
     )
     yield Op(
         kind="mish",

@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import torch
 from torch import fx
-from torch.nn import functional as F
 
 from fxquant.graph.context import Context
 from fxquant.graph.region import Region
@@ -28,7 +27,7 @@ def split_ops(region: Region, context: Context) -> None:
     for node in list(region.graph.nodes):
         op = context.ops.of_node(node, region)
         if op is not None and op.kind in context.hardware.split and is_static(node):
-            result = _gated(node, GATES[op.kind]) if op.kind in GATES else attention_products(node)
+            result = _gated(node, op.gate) if op.gate is not None else attention_products(node)
             if result is not None:
                 result.meta["float_name"] = node.name
                 node.replace_all_uses_with(result)
@@ -40,6 +39,3 @@ def _gated(node: fx.Node, curve: Callable[[torch.Tensor], torch.Tensor]) -> fx.N
     gate = call(node, curve, x)
     gate.meta.pop("rewritten", None)
     return call(node, operator.mul, x, gate)
-
-
-GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": torch.sigmoid, "hardswish": F.hardsigmoid}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import fx
 
 from fxquant.engines.native import matmul, rows
@@ -30,7 +31,7 @@ def dense_rows(reader: Reader, node: object) -> View:
     return view if view.strides[-1] == 1 and view.batched else copy_dense(reader, view)
 
 
-def emit_rows(reader: Reader, spec: Rows, x: View, out: View, params: object, label: str) -> None:
+def emit_rows(reader: Reader, spec: Rows, x: View, out: View, params: NDArray[np.generic], label: str) -> None:
     leading = x.shape[:-1]
     steps = [tuple(step * view.buffer.element for step in view.strides[:-1]) for view in (x, out)]
     dims, strides = collapse(leading, steps, tuple(range(len(leading))))

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from fxquant.engines.native import elementwise
@@ -273,7 +274,7 @@ class Reader:
                 wanted = (max(y, pad[0], pad[2]), max(x, pad[1], pad[3]))
         return wanted
 
-    def constant(self, array: Any) -> Pointer:
+    def constant(self, array: NDArray[np.generic]) -> Pointer:
         return Pointer(offset=self.constants.put(array))
 
     def emit(

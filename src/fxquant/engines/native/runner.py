@@ -303,7 +303,7 @@ class NativeRunner(Runner):
         self.told.add(when)
         log.log(level, "%r runs on onednn, not native, %s. %s", region_name(region), when, why)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # by what is known, a copy computes, and is explained, in the same way
         kept = ("lowered", "machine", "settings", "refusal", "written", "known", "outside")
         return {name: self.__dict__[name] for name in kept}

@@ -10,7 +10,6 @@ import ctypes
 import logging
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from fxquant.engines.onednn.pairs import may_overflow
 from fxquant.engines.read_qdq import weight_holder
 from fxquant.errors import FxQuantError
 from fxquant.graph import torch_compat
-from fxquant.graph.lowering import filled_graph
+from fxquant.graph.lowering import Steps, filled_graph
 from fxquant.graph.region import Region, origin_of
 from fxquant.modules.cells import gru_gates, lstm_gates, rnn_gates
 
@@ -177,7 +176,7 @@ class Scans:
         self.made_from: MadeFrom | None = None
         self.hooks = Hooks()
 
-    def __call__(self, region: Region, x: Tensor, state: tuple[Tensor, ...], backwards: bool) -> Any:
+    def __call__(self, region: Region, x: Tensor, state: tuple[Tensor, ...], backwards: bool) -> Steps | None:
         """(outputs, final state), or None if the steps have to be run one by one."""
         if not torch_compat.plain_mode():  # a trace would write down that sizes are looked at
             return None
