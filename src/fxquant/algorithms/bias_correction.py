@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fxquant.algorithms.shift_bias import shifted
-from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
+from fxquant.algorithms.weighted_op import WeightedOp, with_own_bias
 from fxquant.graph.algorithm import Algorithm, Watched
 from fxquant.graph.context import Context
 from fxquant.graph.region import Region
@@ -53,10 +53,8 @@ def _means(op: WeightedOp) -> Means:
 
 
 def _with_bias(region: Region, context: Context) -> Iterator[WeightedOp]:
-    for op in weighted_ops(region, context):
-        # the weight of a block is rounded as another algorithm found best (fix_weight.py): nothing more is lost
-        if getattr(op.module, "bias", None) is not None and type(op.module) is not QatBlock:
-            yield op
+    # the weight of a block is rounded as another algorithm found best (fix_weight.py): nothing more is lost
+    return (op for op in with_own_bias(region, context) if type(op.module) is not QatBlock)
 
 
 @torch.no_grad()

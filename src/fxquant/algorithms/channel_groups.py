@@ -19,8 +19,8 @@ from torch import Tensor, fx, nn
 
 from fxquant.graph.context import Context
 from fxquant.graph.nodes import reads_size, tensor_info
-from fxquant.graph.paths import count_owners
 from fxquant.graph.region import Region
+from fxquant.graph.tensor_users import count_users, is_sole_user
 from fxquant.ops.table import Layout, Op, activation_nodes, argument
 from fxquant.passes.read_op import module_of, setting
 
@@ -60,14 +60,13 @@ def channel_groups(region: Region, context: Context) -> list[ChannelGroup]:
     groups: dict[fx.Node, ChannelGroup] = {}
     joined: dict[fx.Node, list[tuple[fx.Node, int]]] = {}  # concatenations: their parts, and where these begin
     calls = Counter(str(node.target) for node in region.graph.nodes if node.op == "call_module")
-    owners = count_owners(region)
+    users = count_users(region)
 
     def alone(node: fx.Node) -> str:
-        weight = region.get_submodule(str(node.target)).weight
         if calls[str(node.target)] > 1:
             return f"{node.target} is called {calls[str(node.target)]} times"
-        if isinstance(weight, Tensor) and owners[id(weight)] > 1:
-            return f"the weight of {node.target} is used by another module"
+        if not is_sole_user(region.get_submodule(str(node.target)), users):
+            return f"a parameter of {node.target} is read elsewhere, too"
         return ""
 
     for node in region.graph.nodes:

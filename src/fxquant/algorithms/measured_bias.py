@@ -29,7 +29,7 @@ from fxquant.algorithms.grids import QuantizerGrids
 from fxquant.algorithms.replay import Replay
 from fxquant.algorithms.rounded import rounded
 from fxquant.algorithms.some_calls import Calls, count_judges, ways_to_call
-from fxquant.algorithms.weighted_op import WeightedOp, weighted_ops
+from fxquant.algorithms.weighted_op import WeightedOp, with_own_bias
 from fxquant.config.spec import Spec
 from fxquant.errors import ConfigError
 from fxquant.graph.algorithm import Algorithm, Watched
@@ -132,13 +132,10 @@ def _distance(made: Outputs, true: Outputs) -> float:
 
 
 def _meant(region: Region, context: Context) -> Iterator[WeightedOp]:
-    """Ops with a bias, whose module is called once."""
-    ops = list(weighted_ops(region, context))
+    """Ops with a bias of their own, whose module is called once."""
+    ops = list(with_own_bias(region, context))
     calls = [op.module for op in ops]
-    for op in ops:
-        bias = op.module._parameters.get("bias")
-        if isinstance(bias, Tensor) and calls.count(op.module) == 1:
-            yield op
+    return (op for op in ops if calls.count(op.module) == 1)
 
 
 class _Bias:

@@ -21,8 +21,9 @@ from fxquant.graph.context import Context
 from fxquant.graph.interpret import PlainInterpreter
 from fxquant.graph.nodes import reads_size
 from fxquant.graph.notes import remark
-from fxquant.graph.paths import count_owners, free_path
+from fxquant.graph.paths import free_path
 from fxquant.graph.region import Region, preparation_of
+from fxquant.graph.tensor_users import count_users, is_sole_user
 from fxquant.numerics.affine import choose_qparams, fake_quantize
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.sample import Sample
@@ -73,17 +74,17 @@ def _is_norm(region: Region, node: fx.Node) -> bool:
 
 
 def _groups(region: Region, context: Context, linears: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """Layer norms with the linears that take what they make, all of them called once and with weights of their own."""
+    """Layer norms with the linears that take what they make, all of them called once, and with tensors of their own."""
     calls = Counter(str(node.target) for node in region.graph.nodes if node.op == "call_module")
-    owners = count_owners(region)
+    users = count_users(region)
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in linears:
         op = context.ops.of_node(node, region)
         source = activation_nodes(node, op)[0] if op is not None else node
-        weight = region.get_submodule(str(node.target)).weight
         if not _is_norm(region, source) or source.meta.get("mutated") or _specs(node)[0].granularity != "per_tensor":
             continue
-        if calls[str(node.target)] == 1 and owners[id(weight)] == 1:
+        modules = [region.get_submodule(str(each.target)) for each in (node, source)]
+        if calls[str(node.target)] == 1 and all(is_sole_user(module, users) for module in modules):
             found.setdefault(source, []).append(node)
     return found
 

@@ -11,8 +11,8 @@ from fxquant.algorithms.divided_by import may_divide_by
 from fxquant.config.spec import Spec
 from fxquant.graph.context import Context
 from fxquant.graph.notes import note_of
-from fxquant.graph.paths import count_owners
 from fxquant.graph.region import Region
+from fxquant.graph.tensor_users import count_users, is_sole_user
 from fxquant.ops.table import Op, activation_nodes
 from fxquant.passes.watch import float_name
 
@@ -46,9 +46,18 @@ class WeightedOp:
 
 
 def untied_ops(region: Region, context: Context) -> Iterator[WeightedOp]:
-    """Yield those whose weight no other module has: integers that are chosen for one op would not be the other's."""
-    owners = count_owners(region)
-    return (op for op in weighted_ops(region, context) if owners[id(op.weight)] <= 1)
+    """Yield those whose weight and bias nothing else has: what is chosen for one op would not be the other's."""
+    users = count_users(region)
+    return (op for op in weighted_ops(region, context) if is_sole_user(op.module, users))
+
+
+def with_own_bias(region: Region, context: Context) -> Iterator[WeightedOp]:
+    """Yield those that have a bias, which nothing else has."""
+    users = count_users(region)
+    for op in weighted_ops(region, context):
+        bias = op.module._parameters.get("bias")
+        if bias is not None and users[id(bias)] <= 1:
+            yield op
 
 
 def weighted_ops(region: Region, context: Context) -> Iterator[WeightedOp]:

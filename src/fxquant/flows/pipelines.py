@@ -16,6 +16,7 @@ from fxquant.passes.amend import amend_choices, amend_grids
 from fxquant.passes.annotate import annotate
 from fxquant.passes.batch_norm_to_conv import batch_norm_to_conv
 from fxquant.passes.choose import choose, see_ops
+from fxquant.passes.connect_reads import connect_reads
 from fxquant.passes.convert import convert
 from fxquant.passes.custom_modules import mark_custom
 from fxquant.passes.drop_dropout import drop_dropout
@@ -26,7 +27,6 @@ from fxquant.passes.hoist_dim import hoist_dim
 from fxquant.passes.insert import insert
 from fxquant.passes.insert_blocks import insert_blocks
 from fxquant.passes.join_relu import join_relu
-from fxquant.passes.keep_reads import keep_reads
 from fxquant.passes.mean_to_pool import mean_to_pool
 from fxquant.passes.merge_blocks import merge_blocks
 from fxquant.passes.open_boundary import connect_regions, open_boundary, quantize_boundary
@@ -55,14 +55,12 @@ HARDWARE: Pipeline = (  # those that the target asks for
     scale_average_pools,
 )
 FUSE: Pipeline = (
-    keep_reads,
     hoist_dim,
     fold_bn,
     join_relu,
 )
 PREPARE: Pipeline = (
     see_ops,
-    keep_reads,
     hoist_dim,
     fold_bn,
     drop_noops,
@@ -73,7 +71,6 @@ PREPARE: Pipeline = (
 )
 PREPARE_QAT: Pipeline = (
     see_ops,
-    keep_reads,
     hoist_dim,
     pair_bn,
     drop_noops,
@@ -126,4 +123,7 @@ CONVERT: Pipeline = (
     convert,
     open_boundary,
 )
-CONNECT: Pipeline = (connect_regions,)  # when all regions are converted
+CONNECT: Pipeline = (  # when all regions are converted
+    connect_regions,
+    connect_reads,
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, cast
 
 from torch import nn
@@ -74,8 +73,3 @@ def free_path(root: nn.Module, path: str) -> str:
         count += 1
         candidate = f"{path}_{count}"
     return candidate
-
-
-def count_owners(model: nn.Module) -> Counter[int]:
-    """Return how many modules have each parameter, by its id."""
-    return Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)

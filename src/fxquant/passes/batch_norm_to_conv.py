@@ -12,6 +12,7 @@ from fxquant.graph.context import Context
 from fxquant.graph.notes import Rewrite
 from fxquant.graph.paths import set_submodule
 from fxquant.graph.region import Region
+from fxquant.graph.tensor_users import count_users, is_sole_user
 from fxquant.numerics.weights.fold_norm import BatchNorm, fold_bias, norm_gain
 from fxquant.passes.hardware_form import note_rewrite, to_rewrite
 
@@ -23,12 +24,15 @@ def batch_norm_to_conv(region: Region, context: Context) -> None:
     if context.training:
         return
     made: dict[str, nn.Module] = {}
+    users = count_users(region)
     for node, _ in to_rewrite(region, context, "batch_norm_to_conv", ("batch_norm",)):
         path = str(node.target)
         norm = region.get_submodule(path) if node.op == "call_module" else None
         if path not in made:
             if not isinstance(norm, nn.BatchNorm2d) or norm.running_mean is None or norm.running_var is None:
                 continue
+            if not is_sole_user(norm, users):
+                continue  # other code reads what would go
             made[path] = as_conv(norm)
             set_submodule(region, path, made[path])
         node.meta.pop("unfused", None)

@@ -27,6 +27,7 @@ from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.affine import MIN_SCALE
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.grid import MASK, NO_DATA, OFF, Grid
+from fxquant.passes.connect_reads import find_reads, put_values
 from fxquant.passes.convert_weights import convert_weights
 from fxquant.passes.find_quantizer import quantizer_of, why_dropped
 from fxquant.passes.halve_weights import halve_weights
@@ -35,7 +36,9 @@ from fxquant.passes.halve_weights import halve_weights
 def convert(region: Region, context: Context) -> None:
     """Replace quantizers by quantize/dequantize pairs and weighted ops by their functional form on int8 weights."""
     waiting = context.uncalibrated
+    read = find_reads(region)
     convert_weights(region, context.ops, context.tied, waiting)
+    put_values(region, read)
     halve_weights(region, context.ops)
     grids: dict[str, Grid] = {}
     for node in list(region.graph.nodes):

@@ -115,10 +115,10 @@ def _rewrite(graph: fx.Graph, call: _Call, holder: QuantizedWeight, weights: dic
         rows = _lookup(graph, call.node, call.path, holder, dtype)
         return pool(graph, call.node, call.module, rows) if call.op.pools else rows
     if call.path not in weights:
-        weights[call.path] = _dequantize(graph, call.path, holder, dtype)
+        weights[call.path] = dequantize_weight(graph, call.path, holder, dtype)
     bias = graph.get_attr(f"{call.path}.bias") if holder.bias is not None else None
     if bias is not None and "bias_scale" in holder._buffers:
-        bias = _dequantize_bias(graph, call.path, bias, dtype)
+        bias = dequantize_bias(graph, call.path, bias, dtype)
     return functional_call(graph, call.node, call.op, call.module, weights[call.path], bias)
 
 
@@ -184,7 +184,7 @@ def _keep_rest(module: nn.Module, holder: QuantizedWeight) -> None:
             holder.register_buffer(name, buffer, persistent=name not in module._non_persistent_buffers_set)
 
 
-def _dequantize(graph: fx.Graph, path: str, holder: QuantizedWeight, dtype: torch.dtype) -> fx.Node:
+def dequantize_weight(graph: fx.Graph, path: str, holder: QuantizedWeight, dtype: torch.dtype) -> fx.Node:
     spec = holder.spec
     weight, scale = _unpacked(graph, graph.get_attr(f"{path}.weight"), holder), graph.get_attr(f"{path}.weight_scale")
     zero = graph.get_attr(f"{path}.weight_zero_point") if holder.weight_zero_point is not None else None
@@ -204,7 +204,7 @@ def _unpacked(graph: fx.Graph, weight: fx.Node, holder: QuantizedWeight) -> fx.N
     return graph.call_function(torch_compat.UNPACK, (weight, list(holder.tail), holder.spec.signed))
 
 
-def _dequantize_bias(graph: fx.Graph, path: str, bias: fx.Node, dtype: torch.dtype) -> fx.Node:
+def dequantize_bias(graph: fx.Graph, path: str, bias: fx.Node, dtype: torch.dtype) -> fx.Node:
     scale, zero = graph.get_attr(f"{path}.bias_scale"), graph.get_attr(f"{path}.bias_zero_point")
     return graph.call_function(dequantize_rows, (bias, scale, zero, None, dtype))
 

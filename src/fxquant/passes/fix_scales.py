@@ -6,8 +6,12 @@ those of additive masks, are switched off, as conversion leaves them out.
 
 from __future__ import annotations
 
+import torch
+from torch import nn
+
 from fxquant.graph.context import Context
 from fxquant.graph.region import Region
+from fxquant.graph.tensor_users import is_read_around, reads
 from fxquant.numerics.weights.qat_block import QatBlock
 from fxquant.passes.find_quantizer import quantizer_of, why_dropped
 from fxquant.passes.halve_weights import round_halves
@@ -34,6 +38,20 @@ def round_weights(region: Region, context: Context) -> None:
     put_blocks(region, {})
     round_halves(region)
     _freeze_blocks(region)
+    _round_read(region)
+
+
+@torch.no_grad()
+def _round_read(region: Region) -> None:
+    """Let other code that reads the weight of a block read what conversion leaves of it."""
+    read = {id(tensor) for _, tensor in reads(region)}
+    rounded: dict[int, nn.Parameter] = {}
+    for module in region.modules():
+        if type(module) is QatBlock and (id(module.weight) in read or is_read_around(module)):
+            key = id(module.weight)
+            if key not in rounded:
+                rounded[key] = nn.Parameter(module.weight_fq(module.weight).detach(), requires_grad=False)
+            module.weight = rounded[key]
 
 
 def _freeze_blocks(region: Region) -> None:

@@ -3,7 +3,7 @@
     w' = w * g        b' = (b - mean) * g + beta        with g = gamma / sqrt(var + eps), per output channel
 
 A batch norm is folded only where that is right: it is the only user of the op's output, both modules are called once,
-the weight belongs to no other module, and the norm works with running statistics. The folded op keeps its path; an
+nothing else reads what they hold, and the norm works with running statistics. The folded op keeps its path; an
 `nn.Identity` stands where the batch norm was.
 """
 
@@ -18,8 +18,9 @@ from torch import Tensor, fx, nn
 from fxquant.graph.context import Context, Guard
 from fxquant.graph.hooks import has_forward_hooks
 from fxquant.graph.nodes import only_user, tensor_info
-from fxquant.graph.paths import count_owners, set_submodule
+from fxquant.graph.paths import set_submodule
 from fxquant.graph.region import Region, preparation_of
+from fxquant.graph.tensor_users import count_users, is_sole_user
 from fxquant.numerics.weights.fold_norm import BatchNorm, fold_norm
 from fxquant.ops.table import Op
 from fxquant.passes.choose import fusion_allowed
@@ -43,7 +44,7 @@ def find_pairs(region: Region, context: Context) -> list[tuple[fx.Node, fx.Node]
     """(op, batch norm) nodes that may become one; other norms after such an op get the reason, `meta["unfused"]`."""
     allowed, ops, guard = fusion_allowed(region, context), context.ops, context.guard
     calls = Counter(node.target for node in region.graph.nodes if node.op == "call_module")
-    owners = count_owners(region)
+    users = count_users(region)
     pairs = []
     for node in region.graph.nodes:
         op = ops.of_node(node, region)
@@ -53,7 +54,7 @@ def find_pairs(region: Region, context: Context) -> list[tuple[fx.Node, fx.Node]
         before = ops.of_node(producer, region)
         if before is None or not before.folds_norm or producer.op != "call_module":
             continue
-        why = _why_not(region, producer, node, calls, owners) or _wrong_axis(producer, before, guard)
+        why = _why_not(region, producer, node, calls, users) or _wrong_axis(producer, before, guard)
         if why is None and not (allowed(producer) and allowed(node)):
             why = "a rule leaves one of them in float"
         if why is None:
@@ -78,7 +79,7 @@ def emptied(norm: nn.Module) -> nn.Module:
 
 
 def _why_not(
-    region: Region, producer: fx.Node, norm_node: fx.Node, calls: Counter[object], owners: Counter[int]
+    region: Region, producer: fx.Node, norm_node: fx.Node, calls: Counter[object], users: Counter[int]
 ) -> str | None:
     if only_user(producer) is None:
         return "its output has another user"
@@ -92,8 +93,9 @@ def _why_not(
         return "it is no plain batch norm"
     if module._forward_hooks or has_forward_hooks(norm):
         return "hooks are called between them"
-    if owners[id(weight)] != 1:
-        return f"the weight of {producer.target} is used by another module"
+    for path, each in ((producer.target, module), (norm_node.target, norm)):
+        if not is_sole_user(each, users):
+            return f"a parameter of {path} is read elsewhere, too"
     if norm.running_mean is None or norm.running_var is None:
         return "it keeps no running statistics"
     if isinstance(module, nn.Linear) and module.out_features != norm.num_features:

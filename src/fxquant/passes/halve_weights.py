@@ -2,24 +2,29 @@
 
 call_module fc (x)   ->  F.linear(x, get_attr fc.weight .to(float32), get_attr fc.bias)
 call_module emb (i)  ->  the rows of the float16 table that were looked up, .to(float32)
+get_attr fc.weight   ->  get_attr fc.weight .to(float32)        where other code reads what the module held
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from fxquant.errors import CalibrationError
 from fxquant.graph.notes import note_of
 from fxquant.graph.region import Region
+from fxquant.graph.tensor_users import reads
 from fxquant.ops.table import OpTable
 from fxquant.passes.convert_weights import functional_call, pool, replace_node
+
+HALVED = "_fxquant_halved"  # on a module with a float16 weight: the dtype that it had
 
 
 def halve_weights(region: Region, ops: OpTable) -> None:
     """Rewrite the calls of modules whose weight is to be float16, and store it as that. Tied weights stay tied."""
     dtypes: dict[str, torch.dtype] = {}
+    read = list(reads(region))
     halves: dict[int, tuple[Tensor, nn.Parameter]] = {}  # with the float weight, so that its id stays its own
     for node in list(region.graph.nodes):
         note, op = note_of(node), ops.of_node(node, region)
@@ -44,6 +49,16 @@ def halve_weights(region: Region, ops: OpTable) -> None:
                 result = functional_call(region.graph, node, op, module, weight, bias)
         result.meta.update(node.meta)
         replace_node(region.graph, node, result)
+    for node, tensor in read:
+        if id(tensor) in halves:
+            widen(region.graph, node, tensor.dtype)
+
+
+def widen(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> None:
+    """Give the readers of a float16 weight its values in the dtype that it had."""
+    with graph.inserting_after(node):
+        values = graph.call_method("to", (node, dtype))
+    node.replace_all_uses_with(values, delete_user_cb=lambda user: user is not values)
 
 
 @torch.no_grad()
@@ -76,4 +91,5 @@ def _halve(module: nn.Module, path: str, halves: dict[int, tuple[Tensor, nn.Para
     module._parameters.pop("weight", None)
     module._buffers.pop("weight", None)
     module.register_parameter("weight", halves[id(weight)][1])
+    module.__dict__[HALVED] = weight.dtype
     return weight.dtype
