@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,15 @@ from torch import nn
 from fxquant.capture import Method, Sizes, capture
 from fxquant.capture.canonical.bake import bake_parametrizations
 from fxquant.capture.piecewise.calls import Call
-from fxquant.capture.piecewise.wrapped_bodies import FirstCall, capture_bodies, replace_module, watch_calls
+from fxquant.capture.piecewise.wrapped_bodies import (
+    CalledModules,
+    FirstCall,
+    capture_bodies,
+    replace_module,
+    watch_calls,
+)
 from fxquant.capture.recording import Reference
+from fxquant.capture.run_untraced import difference
 from fxquant.capture.symbolic.wrap import is_wrapped
 from fxquant.config.custom_config import PrepareCustomConfig, Standalone
 from fxquant.config.forms import closest
@@ -34,6 +41,7 @@ from fxquant.graph.one_at_a_time import CAPTURING
 from fxquant.graph.paths import class_name, is_within, join_path
 from fxquant.graph.region import Region, regions, stage_of, user_class
 from fxquant.graph.region_parts import Stage
+from fxquant.graph.tensor_users import mark_read
 from fxquant.graph.tree import place_regions
 from fxquant.modules.substitute import FORMS, substitute
 from fxquant.passes.custom_modules import observe_custom, quant_type_of, why_unused
@@ -59,6 +67,7 @@ def capture_with_config(
     with CAPTURING:
         captured = job.run(args, dict(kwargs))
     place_regions(captured)
+    mark_read(captured)
     return captured, (whole, *job.inner)
 
 
@@ -86,6 +95,7 @@ class _Capture:
     shut: set[nn.Module] = field(default_factory=set)  # nothing in these is quantized
     named: set[nn.Module] = field(default_factory=set)  # the standalone modules that are named
     leaves: list[type[nn.Module]] = field(default_factory=list)
+    stock: bool = False  # stock modules stay what they are
     opaque: list[str] = field(default_factory=list)  # paths of standalone modules that are no single region
 
     @property
@@ -110,7 +120,9 @@ class _Capture:
         before = {module: watch.seen[module].call for module in found}
         tree, after = substitute(tree, found)
         if found:
-            watch = watch_calls(tree, args, {**kwargs, **self.concrete}, self._is_wanted)
+            plain, watch = watch, watch_calls(tree, args, {**kwargs, **self.concrete}, self._is_wanted)
+            if not self.custom.float_to_observed_mapping and _tells_apart(plain, watch):
+                return self._run_stock(found, args, kwargs)
         if self.method != "export":
             paths = {module: path for path, module in tree.named_modules()}
             capture_bodies(tree, watch, self._is_open, lambda m, a, k: self._capture(m, a, k, paths[m], "auto"))
@@ -118,6 +130,17 @@ class _Capture:
         # nothing was put into the tree if no call was of interest
         as_run = not watch.seen and not self.custom.float_to_observed_mapping
         return self._capture(tree, args, kwargs, "", self.method, watch.reference if as_run else None)
+
+    def _run_stock(self, found: Sequence[nn.Module], args: tuple[object, ...], kwargs: dict[str, object]) -> nn.Module:
+        """Capture the model with stock modules as they are, since its code tells them from their quantizable forms."""
+        names = ", ".join(dict.fromkeys(f"nn.{type(module).__name__}" for module in found))
+        warnings.warn(
+            f"left in float as they are: {names}. With quantizable forms in their places the model gives other "
+            "outputs, or fails. Its code may ask for their type: isinstance(module, "
+            f"{names.partition(',')[0]}) is true of forms, too.",
+            stacklevel=7,
+        )
+        return dataclasses.replace(self, stock=True, inner=self.inner, shut=set(), opaque=[]).run(args, kwargs)
 
     def _capture(
         self,
@@ -249,7 +272,7 @@ class _Capture:
     def _stock_forms(self, tree: nn.Module, seen: Mapping[nn.Module, FirstCall]) -> Iterator[nn.Module]:
         """Yield the outermost stock modules that have a quantizable form, are called, and are to be quantized."""
         covered: set[nn.Module] = set()
-        for path, module in tree.named_modules():
+        for path, module in () if self.stock else tree.named_modules():
             if type(module) not in FORMS or module in covered or module not in seen or not self._is_open(module):
                 continue
             loops = isinstance(module, nn.RNNBase)
@@ -287,3 +310,10 @@ class _Capture:
             if region is not tree and region in seen:
                 call = seen[region].call
                 replace_module(tree, region, capture(region, call.args, call.kwargs))
+
+
+def _tells_apart(plain: CalledModules, formed: CalledModules) -> bool:
+    """Tell whether a model does something else once quantizable forms stand in the places of stock modules."""
+    if plain.failed:
+        return False  # there is nothing to compare with
+    return formed.failed or difference(formed.outputs, plain.outputs, coarse=True) is not None

@@ -77,7 +77,8 @@ class Region(fx.GraphModule):
         parts = self.__dict__.get("_region")
         if parts is None or not parts.origin.path or torch_compat.dynamo_traces():
             return type(self)
-        return parts.origin.user_class  # type: ignore[no-any-return]
+        found: type = getattr(parts.origin.user_class, "stands_for", parts.origin.user_class)  # see fxquant.modules
+        return found
 
     @__class__.setter
     def __class__(self, cls: type) -> None:  # torch.distributed's fully_shard derives a class of its own

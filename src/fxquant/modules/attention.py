@@ -10,7 +10,6 @@ and `v_proj.weight` instead of `in_proj_weight`, and the same for biases.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from fxquant.capture.symbolic.wrap import wrap
+from fxquant.modules.form import Form
 from fxquant.modules.linears import linear_of
 
 
@@ -47,10 +47,10 @@ def _as_float(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.to(dtype)
 
 
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(Form):
     """`nn.MultiheadAttention` of linears that quantize. Made by `from_float`."""
 
-    stands_for: ClassVar[type[nn.Module]] = nn.MultiheadAttention
+    stands_for = nn.MultiheadAttention
 
     def __init__(self, module: nn.MultiheadAttention) -> None:
         super().__init__()
@@ -74,6 +74,37 @@ class MultiheadAttention(nn.Module):
     def from_float(cls, module: nn.MultiheadAttention) -> Self:
         """From the stock module, whose tensors it shares."""
         return cls(module)
+
+    @property
+    def _qkv_same_embed_dim(self) -> bool:
+        return bool(self.embed_dim == self.kdim == self.vdim)
+
+    @property
+    def in_proj_weight(self) -> Tensor | None:
+        """The three weights in one, as the stock module has them where all inputs are of one size."""
+        weights = (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
+        return torch.cat(weights) if self._qkv_same_embed_dim else None
+
+    @property
+    def in_proj_bias(self) -> Tensor | None:
+        """The three biases in one."""
+        biases = (self.q_proj.bias, self.k_proj.bias, self.v_proj.bias)
+        return None if biases[0] is None else torch.cat(biases)
+
+    @property
+    def q_proj_weight(self) -> Tensor | None:
+        """The weight of the query, where the inputs are of different sizes."""
+        return None if self._qkv_same_embed_dim else self.q_proj.weight
+
+    @property
+    def k_proj_weight(self) -> Tensor | None:
+        """The weight of the key."""
+        return None if self._qkv_same_embed_dim else self.k_proj.weight
+
+    @property
+    def v_proj_weight(self) -> Tensor | None:
+        """The weight of the value."""
+        return None if self._qkv_same_embed_dim else self.v_proj.weight
 
     def forward(
         self,

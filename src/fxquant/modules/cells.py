@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from fxquant.capture.symbolic.wrap import wrap
+from fxquant.modules.form import Form
 from fxquant.modules.linears import linear_of
 
 State = tuple[Tensor, ...]
@@ -83,10 +82,8 @@ def make_step(module: nn.Module, hh: nn.Linear, hr: nn.Linear | None = None) -> 
     return RNNStep(hh, relu=getattr(module, "nonlinearity", "tanh") == "relu")
 
 
-class _Cell(nn.Module):
+class _Cell(Form):
     """One step with its input linear, for loops that the user writes. It traces."""
-
-    stands_for: ClassVar[type[nn.RNNCellBase]]
 
     def __init__(self, module: nn.RNNCellBase) -> None:
         super().__init__()
@@ -99,6 +96,31 @@ class _Cell(nn.Module):
     def from_float(cls, module: nn.RNNCellBase) -> Self:
         """From the stock module, whose tensors it shares."""
         return cls(module)
+
+    @property
+    def weight_ih(self) -> Tensor:
+        """The weight of the input, as the stock cell names it."""
+        return self.ih.weight
+
+    @property
+    def bias_ih(self) -> Tensor | None:
+        """The bias of the input."""
+        return self.ih.bias
+
+    @property
+    def weight_hh(self) -> Tensor:
+        """The weight of the hidden state."""
+        return self._hidden.weight
+
+    @property
+    def bias_hh(self) -> Tensor | None:
+        """The bias of the hidden state."""
+        return self._hidden.bias
+
+    @property
+    def _hidden(self) -> nn.Linear:
+        hidden: nn.Linear = self.step.hh  # type: ignore[assignment]
+        return hidden
 
     def forward(self, input: Tensor, hx: Tensor | tuple[Tensor, Tensor] | None = None) -> object:
         x = self.ih(input)
@@ -126,3 +148,8 @@ class RNNCell(_Cell):
     """`nn.RNNCell` of linears that quantize."""
 
     stands_for = nn.RNNCell
+
+    @property
+    def nonlinearity(self) -> str:
+        """The activation, relu or tanh."""
+        return "relu" if isinstance(self.step, RNNStep) and self.step.relu else "tanh"

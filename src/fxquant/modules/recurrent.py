@@ -11,6 +11,7 @@ keys: `layers.0.0.ih.weight` for `weight_ih_l0`, `layers.0.1.step.hh.weight` for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -23,7 +24,8 @@ from typing_extensions import Self
 from fxquant.capture.symbolic.wrap import wrap
 from fxquant.graph import torch_compat
 from fxquant.graph.scan import multiplies_floats, runs_step_by_step, scan_all
-from fxquant.modules.cells import State, make_step
+from fxquant.modules.cells import RNNStep, State, make_step
+from fxquant.modules.form import Form
 from fxquant.modules.linears import linear_of
 
 
@@ -36,11 +38,13 @@ class Direction(nn.Module):
         self.step = step
 
 
+_TENSOR = re.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")  # as stock modules name their parameters
+
+
 @wrap
-class _Recurrent(nn.Module):
+class _Recurrent(Form):
     """The loop over layers, directions and time. Made by `from_float`."""
 
-    stands_for: ClassVar[type[nn.RNNBase]]
     num_states: ClassVar[int] = 1
 
     def __init__(self, module: nn.RNNBase) -> None:
@@ -58,6 +62,35 @@ class _Recurrent(nn.Module):
     def from_float(cls, module: nn.RNNBase) -> Self:
         """From the stock module, whose tensors it shares."""
         return cls(module)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            stock = _TENSOR.fullmatch(name)
+            if stock is None:
+                raise
+            return self._stock_tensor(name, *stock.groups())
+
+    def _stock_tensor(self, name: str, what: str, part: str, layer: str, reverse: str | None) -> object:
+        directions: Any = self.layers[int(layer)] if int(layer) < self.num_layers else ()
+        direction = directions[bool(reverse)] if bool(reverse) < len(directions) else None
+        linear = None if direction is None else direction.ih if part == "ih" else getattr(direction.step, part, None)
+        tensor = None if linear is None else getattr(linear, what)
+        if tensor is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return tensor
+
+    @property
+    def all_weights(self) -> list[list[object]]:
+        """The tensors of each direction of each layer, as the stock module lists them."""
+        parts = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
+        parts = (*parts, *(("weight_hr",) if self.proj_size else ()))
+        ends = ("", "_reverse") if self.bidirectional else ("",)
+        return [[getattr(self, f"{p}_l{n}{end}") for p in parts] for n in range(self.num_layers) for end in ends]
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: the linears have their weights as they are."""
 
     def forward(self, input: Tensor | PackedSequence, hx: object = None) -> Any:
         if isinstance(input, PackedSequence):
@@ -176,6 +209,7 @@ class LSTM(_Recurrent):
     """`nn.LSTM` of linears that quantize."""
 
     stands_for = nn.LSTM
+    mode: ClassVar[str] = "LSTM"
     num_states = 2
 
 
@@ -183,9 +217,20 @@ class GRU(_Recurrent):
     """`nn.GRU` of linears that quantize."""
 
     stands_for = nn.GRU
+    mode: ClassVar[str] = "GRU"
 
 
 class RNN(_Recurrent):
     """`nn.RNN` of linears that quantize."""
 
     stands_for = nn.RNN
+
+    @property
+    def nonlinearity(self) -> str:
+        """The activation of every step, relu or tanh."""
+        return "relu" if any(isinstance(part, RNNStep) and part.relu for part in self.modules()) else "tanh"
+
+    @property
+    def mode(self) -> str:
+        """The name of the stock module's kernel."""
+        return f"RNN_{self.nonlinearity.upper()}"

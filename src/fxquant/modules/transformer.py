@@ -7,7 +7,7 @@ Their attention becomes `MultiheadAttention` from here; all else is adopted as i
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,11 @@ from typing_extensions import Self
 
 from fxquant.capture.symbolic.wrap import wrap
 from fxquant.modules.attention import MultiheadAttention
+from fxquant.modules.form import Form
 
 
-class _Adopted(nn.Module):
+class _Adopted(Form):
     """Takes over the state, settings and children of a stock module; attention and layers in their quantizable form."""
-
-    stands_for: ClassVar[type[nn.Module]]
 
     def __getattr__(self, name: str) -> Any:  # children are known by name only
         return super().__getattr__(name)

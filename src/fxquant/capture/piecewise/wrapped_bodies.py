@@ -41,13 +41,16 @@ class FirstCall:
 class CalledModules:
     """The modules that a run called; of those that are wanted or inside wrapped bodies, the first call of each.
 
-    `reference` is what a graph of the tree can be compared with, if the run left all as it was.
+    `outputs` are those of the last run, in eval mode, if none failed. `reference` is what a graph of the tree can be
+    compared with, if the run left all as it was.
     """
 
     wanted: Callable[[nn.Module], bool]
     seen: dict[nn.Module, FirstCall] = field(default_factory=dict)
     called: set[nn.Module] = field(default_factory=set)
     depth: int = 0
+    failed: bool = False
+    outputs: object = None
     reference: Reference | None = None
 
     def intercept(self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -88,12 +91,14 @@ def watch_calls(
     try:
         modes = (False, True) if tree.training else (False,)
         for evaluated in modes:
+            watch.failed = True
             with contextlib.suppress(Exception), untouched(tree) as before, evaluating(tree, evaluated):
                 watch.depth = 0
                 with intercepting(tree, watch.intercept), written:
-                    outputs = call(tree, args, kwargs)
+                    watch.outputs = call(tree, args, kwargs)
+                watch.failed = False
                 if len(modes) == 1 and not before.changed():
-                    watch.reference = Reference(outputs, evaluated=False)
+                    watch.reference = Reference(watch.outputs, evaluated=False)
     finally:
         for handle in handles:
             handle.remove()

@@ -1,0 +1,34 @@
+"""What all quantizable forms of stock modules have in common: code around them takes them for what they stand for.
+
+isinstance(self.rnn, nn.LSTM)          self.rnn.flatten_parameters()          self.attn.in_proj_weight.dtype
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+
+from fxquant.graph import torch_compat
+
+
+class Form(nn.Module):
+    """The quantizable form of a stock module."""
+
+    stands_for: ClassVar[type[nn.Module]]
+
+    @property
+    def __class__(self) -> type:
+        """The stock class. TorchDynamo would run its forward then, so it sees the form."""
+        return type(self) if torch_compat.dynamo_traces() else self.stands_for
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:  # torch.distributed's fully_shard derives a class of its own
+        object.__dict__["__class__"].__set__(self, cls)
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        return _new, (type(self),), self.__dict__
+
+
+def _new(cls: type[Form]) -> Form:
+    return cls.__new__(cls)
