@@ -16,14 +16,14 @@ from fxquant.numerics.affine import sqnr_db
 pytest.importorskip("llvmlite")
 
 from fxquant.engines.native.libraries import Libraries
-from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, Machine, runs_here
+from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, AVX512_BF16, Machine, runs_here
 from fxquant.engines.native.plain import plain_graph
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
 
 MACHINES = [
     pytest.param(machine, id=machine.name, marks=pytest.mark.skipif(not runs_here(machine), reason="not this CPU"))
-    for machine in (AVX512, AVX512_256, AVX2)
+    for machine in (AVX512_BF16, AVX512, AVX512_256, AVX2)
 ]
 
 
@@ -63,10 +63,23 @@ def test_agrees_at_odd_sizes(length: int, keys: int | None, heads: int, depth: i
     assert sqnr_db(expected, actual) > 35
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_large_scores(machine: Machine) -> None:
+    """Scores as large as in trained encoders: their factors, rounded to bfloat16, would move shares by a tenth."""
+    torch.manual_seed(0)
+    model, x = Attends(2, 32, None, mask=False), torch.randn(2, 33, 64)
+    with torch.no_grad():
+        model.into.weight[:128] *= 9
+        q, k = model.into(x)[..., :128].chunk(2, -1)
+        assert (q[..., :32] @ k[..., :32].mT / 32**0.5).abs().max() > 60
+    expected, actual = run(model, x, torch.zeros(2, 1, 1, 33), machine)
+    assert sqnr_db(expected, actual) > 40
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("nothing", [-math.inf, torch.finfo(torch.float32).min, -1e4])
-def test_masks_of_keys(nothing: float) -> None:
+def test_masks_of_keys(nothing: float, machine: Machine) -> None:
     """Where nothing is left, a mask of the least float gives all keys the same share, and one of -inf no number."""
-    machine = next(machine for machine in (AVX512, AVX2) if runs_here(machine))
     torch.manual_seed(0)
     x, added = torch.randn(2, 24, 32), torch.zeros(2, 1, 1, 24)
     added[:, :, :, 17:] = nothing

@@ -7,6 +7,11 @@ without looking across a vector, and keys and values are read where they are, on
     share[t]  = 2**(score[t] - max)     out[., d] = (share[t] * v[t, d] + ...) / sum, turned back
 
 A block is two vectors of queries; work is split by blocks, for all heads.
+
+With `words`, the factors of scores are int16, and two dimensions are multiplied and summed at once: each query and key
+is rounded to a grid of its own, with about 2**13 steps to its largest number, and sums are exact. With `halves`, shares
+and values are bfloat16, and two keys are taken at once; a share counts in the sum as it was rounded. Keys and values
+come as attention_pairs.py leaves them. What comes out is off by a few thousandths of its largest number at most.
 """
 
 from __future__ import annotations
@@ -16,13 +21,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from fxquant.engines.native import pair_products
 from fxquant.engines.native.activations import exp2
+from fxquant.engines.native.attention_pairs import scales
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.vector import Kernel, even_parts, indices
+from fxquant.engines.native.transpose import transpose
+from fxquant.engines.native.values import round_up
+from fxquant.engines.native.vector import Kernel, even_parts
 
 VECTORS = 2
-_LARGEST = float(2**30)
+_ONE = "0xR3F80"  # in bfloat16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +42,15 @@ class Attention:
     """
 
     heads: tuple[tuple[int, int, int, int, int, int], ...]
+    words: bool = False
+    halves: bool = False
     queries: int
     keys: int
     depth: int  # of queries and keys
     width: int  # of values
     q_row: int
     k_row: int
-    v_row: int
+    v_row: int  # of a key, or of a pair of them
     out_row: int
     masked: bool
     out: Literal["u8", "f32"] = "f32"
@@ -52,8 +63,22 @@ class Attention:
 
     def scratch(self, machine: Machine) -> int:
         """Bytes that each block may use."""
-        turned = -(-max(self.depth, self.width) // machine.floats) * machine.floats
-        return (turned + self.keys) * VECTORS * machine.width
+        return scratch_bytes(self.keys, max(self.depth, self.width), machine)
+
+    @property
+    def depths(self) -> int:
+        """Of how many products, or pairs of them, a score is the sum."""
+        return -(-self.depth // 2) if self.words else self.depth
+
+    @property
+    def terms(self) -> int:
+        """The same of an output."""
+        return -(-self.keys // 2) if self.halves else self.keys
+
+
+def scratch_bytes(keys: int, numbers: int, machine: Machine) -> int:
+    """Of a block: turned queries or outputs, of so many numbers, and scores, or pairs of shares."""
+    return (round_up(numbers, machine.floats) + round_up(keys, 2)) * VECTORS * machine.width
 
 
 def emit(name: str, spec: Attention, machine: Machine) -> Kernel:
@@ -99,12 +124,16 @@ class _Block:
         self.lanes, self.size = k.machine.floats, k.machine.width
         self.vectors = -(-count // self.lanes)
         self.type = f"<{self.lanes} x float>"
+        self.integers = f"<{self.lanes} x i32>"
+        self.grids: list[str] = []  # the steps of queries, with `words`
         self.step = self.vectors * self.size  # from one key, or dimension, to the next
         self.turned = scratch
-        self.scores = k.at(scratch, spec.scratch(k.machine) - spec.keys * VECTORS * self.size)
+        self.scores = k.at(scratch, spec.scratch(k.machine) - round_up(spec.keys, 2) * VECTORS * self.size)
 
     def write(self, q: str, keys: str, values: str, mask: str, out: str) -> None:
         self._turn(q)
+        if self.spec.words:
+            self._round()
         best = self._score(keys, mask)
         sums = self._share(best)
         self._sum(values, sums)
@@ -134,6 +163,41 @@ class _Block:
 
         self._pieces(spec.depth, piece)
 
+    def _round(self) -> None:
+        """Turned queries to pairs of int16, in place; their grids."""
+        k, spec, size = self.k, self.spec, self.size
+        carries = [Carry(type=self.integers, start="zeroinitializer")] * self.vectors
+
+        def look(index: str, largest: list[str]) -> list[str]:
+            return [
+                k.call(
+                    f"llvm.smax.v{self.lanes}i32", bits, pair_products.size_bits(k, k.load(self.type, at, size), size)
+                )
+                for bits, at in zip(largest, self._row(self.turned, index), strict=True)
+            ]
+
+        both = [scales(k, bits, spec.depth) for bits in k.loop(0, spec.depth, 1, look, carries)]
+        self.grids = [scale for scale, _ in both]
+
+        def rounded(at: str, v: int) -> str:
+            return k.round(k.binary("fmul", k.load(self.type, at, size), both[v][1], size), size)
+
+        def pair(index: str, alone: bool = False) -> None:
+            given, to = self._row(self.turned, k.mul(index, 2)), self._row(self.turned, index)
+            for v in range(self.vectors):
+                odd = "zeroinitializer" if alone else rounded(k.at(given[v], self.step), v)
+                words = pair_products.words(k, rounded(given[v], v), odd, size)
+                k.store(f"<{2 * self.lanes} x i16>", words, to[v], size)
+
+        k.each(0, spec.depth // 2, pair)
+        if spec.depth % 2:
+            pair(str(spec.depth // 2), alone=True)
+
+    def _row(self, base: str, row: str) -> list[str]:
+        """Addresses of the vectors of a row of turned queries, of scores, or of pairs of them."""
+        at = self.k.step(base, row, self.step)
+        return [self.k.at(at, v * self.size) for v in range(self.vectors)]
+
     def _tiles(self, total: int, start: list[str], tile: Callable[[str, int, list[str]], list[str]]) -> list[str]:
         """tile(first, rows, values) for all rows, in tiles whose sums are kept in registers."""
         most = (self.k.machine.registers - self.vectors - 2) // self.vectors
@@ -147,69 +211,121 @@ class _Block:
             values = self.k.loop(done, total, smaller, lambda first, inside: tile(first, smaller, inside), carries)
         return values
 
-    def _product(self, numbers: tuple[str, int, int], rows: int, vectors: str, count: int) -> list[str]:
+    def _product(
+        self, numbers: tuple[str, int, int], rows: int, vectors: str, count: int, kind: Literal["f32", "i16", "bf16"]
+    ) -> list[str]:
         """Sums over `count` of a number, for each row, times the vectors. `numbers`: address, strides of row, sum."""
-        k = self.k
+        k, n = self.k, self.lanes
         address, row_step, inner = numbers
-        zero = [Carry(type=self.type, start="zeroinitializer")] * (rows * self.vectors)
+        type_ = {"f32": self.type, "i16": f"<{2 * n} x i16>", "bf16": f"<{2 * n} x bfloat>"}[kind]
+        total = self.integers if kind == "i16" else self.type
+        zero = [Carry(type=total, start="zeroinitializer")] * (rows * self.vectors)
+
+        def add(total: str, one: str, vector: str) -> str:
+            if kind == "f32":
+                return k.fma(one, vector, total, self.size)
+            return (
+                pair_products.dot_words(k, total, one, vector, self.size)
+                if kind == "i16"
+                else pair_products.dot_halves(k, total, one, vector)
+            )
 
         def body(index: str, sums: list[str]) -> list[str]:
             sums = list(sums)
-            at, place = k.step(vectors, index, self.step), k.step(address, index, inner)
-            loaded = [k.load(self.type, k.at(at, v * self.size), self.size) for v in range(self.vectors)]
+            place = k.step(address, index, inner)
+            loaded = [k.load(type_, at, self.size) for at in self._row(vectors, index)]
             for row in range(rows):
-                one = k.spread(k.load("float", k.at(place, row * row_step), 4), self.size)
+                at = k.at(place, row * row_step)
+                one = k.spread(k.load("float", at, 4), self.size) if kind == "f32" else self._pair(at, type_)
                 for v in range(self.vectors):
-                    sums[row * self.vectors + v] = k.fma(one, loaded[v], sums[row * self.vectors + v], self.size)
+                    sums[row * self.vectors + v] = add(sums[row * self.vectors + v], one, loaded[v])
             return sums
 
         return k.loop(0, count, 1, body, zero)
 
+    def _pair(self, address: str, type_: str) -> str:
+        """Two numbers of 16 bits in every element."""
+        k = self.k
+        return k.value(f"bitcast <{self.size} x i8> {k.same(k.load('i32', address, 4))} to {type_}")
+
     def _score(self, keys: str, mask: str) -> list[str]:
         k, spec = self.k, self.spec
+        kind: Literal["f32", "i16"] = "i16" if spec.words else "f32"
 
         def tile(first: str, rows: int, best: list[str]) -> list[str]:
             best = list(best)
             at = k.step(keys, first, spec.k_row)
-            sums = self._product((at, spec.k_row, 4), rows, self.turned, spec.depth)
+            numbers = k.at(at, 4 * spec.words), spec.k_row, 4  # after the scale of a key
+            sums = self._product(numbers, rows, self.turned, spec.depths, kind)
             for row in range(rows):
+                if spec.words:
+                    scale = k.spread(k.load("float", k.at(at, row * spec.k_row), 4), self.size)
                 if spec.masked:
                     added = k.spread(k.load("float", k.at(k.step(mask, first, 4), 4 * row), 4), self.size)
+                to = self._row(self.scores, first)
                 for v in range(self.vectors):
                     score = sums[row * self.vectors + v]
-                    if spec.masked:
+                    if spec.words:
+                        score = k.binary("fmul", k.to_float(score, self.size), scale, self.size)
+                        if spec.masked:
+                            score = k.fma(score, self.grids[v], added, self.size)
+                    elif spec.masked:
                         score = k.binary("fadd", score, added, self.size)
                     best[v] = k.largest(best[v], score, self.size)
-                    place = k.at(k.step(self.scores, first, self.step), row * self.step + v * self.size)
-                    k.store(self.type, score, place, self.size)
+                    k.store(self.type, score, k.at(to[v], row * self.step), self.size)
             return best
 
         return self._tiles(spec.keys, [k.splat(-math.inf)] * self.vectors, tile)
 
     def _share(self, best: list[str]) -> list[str]:
-        k = self.k
+        """Scores to shares, in place; their sums."""
+        k, spec = self.k, self.spec
         carries = [Carry(type=self.type, start="zeroinitializer")] * self.vectors
+        if spec.words and not spec.masked:
+            best = [k.binary("fmul", x, grid, self.size) for x, grid in zip(best, self.grids, strict=True)]
+            best = [k.binary("fsub", k.splat(-0.0), x, self.size) for x in best]
 
         def key(index: str, sums: list[str]) -> list[str]:
             sums = list(sums)
-            for v in range(self.vectors):
-                place = k.at(k.step(self.scores, index, self.step), v * self.size)
-                off = k.binary("fsub", k.load(self.type, place, self.size), best[v], self.size)
-                if self.spec.masked:  # else it is in the factor; a mask of the least float would overflow by it
-                    off = k.binary("fmul", off, k.splat(math.log2(math.e)), self.size)
-                share = exp2(k, off, self.size)
+            for v, place in enumerate(self._row(self.scores, index)):
+                share = self._share_of(place, best[v], v)
                 k.store(self.type, share, place, self.size)
                 sums[v] = k.binary("fadd", sums[v], share, self.size)
             return sums
 
-        return k.loop(0, self.spec.keys, 1, key, carries)
+        def pair(index: str, sums: list[str], alone: bool = False) -> list[str]:
+            sums, given = list(sums), self._row(self.scores, k.mul(index, 2))
+            for v, to in enumerate(self._row(self.scores, index)):
+                even = self._share_of(given[v], best[v], v)
+                odd = "zeroinitializer" if alone else self._share_of(k.at(given[v], self.step), best[v], v)
+                shares = pair_products.halves(k, even, odd)
+                k.store(f"<{2 * self.lanes} x bfloat>", shares, to, self.size)
+                sums[v] = pair_products.dot_halves(k, sums[v], shares, f"splat (bfloat {_ONE})")
+            return sums
+
+        if not spec.halves:
+            return k.loop(0, spec.keys, 1, key, carries)
+        sums = k.loop(0, spec.keys // 2, 1, pair, carries)
+        return pair(str(spec.keys // 2), sums, alone=True) if spec.keys % 2 else sums
+
+    def _share_of(self, place: str, best: str, v: int) -> str:
+        """2 to the power of a score less the largest; with `words` and no mask, `best` is minus that, in its scale."""
+        k, spec = self.k, self.spec
+        score = k.load(self.type, place, self.size)
+        if spec.words and not spec.masked:
+            return exp2(k, k.fma(score, self.grids[v], best, self.size), self.size)
+        off = k.binary("fsub", score, best, self.size)
+        if spec.masked:  # else it is in the factor; a mask of the least float would overflow by it
+            off = k.binary("fmul", off, k.splat(math.log2(math.e)), self.size)
+        return exp2(k, off, self.size)
 
     def _sum(self, values: str, sums: list[str]) -> None:
         k, spec = self.k, self.spec
         shares = [k.binary("fdiv", k.splat(1.0), total, self.size) for total in sums]
 
         def tile(first: str, rows: int, _: list[str]) -> list[str]:
-            found = self._product((k.step(values, first, 4), 4, spec.v_row), rows, self.scores, spec.keys)
+            numbers = k.step(values, first, 4), 4, spec.v_row
+            found = self._product(numbers, rows, self.scores, spec.terms, "bf16" if spec.halves else "f32")
             for row in range(rows):
                 for v in range(self.vectors):
                     place = k.at(k.step(self.turned, first, self.step), row * self.step + v * self.size)
@@ -245,20 +361,3 @@ class _Block:
             return
         whole = k.steps(row, (grid[0], grid[1], spec.nan), self.size)
         k.store_part("i8", n, kept, k.clamp_bytes(k.narrow([whole], self.size), spec.low, spec.high, n), place)
-
-
-def transpose(k: Kernel, rows: list[str]) -> list[str]:
-    """A square of floats, as many rows as a vector has elements, with rows and columns swapped."""
-    n = len(rows)
-    bit = 1
-    while bit < n:
-        low = indices([lane if not lane & bit else n + (lane ^ bit) for lane in range(n)])
-        high = indices([lane | bit if not lane & bit else n + lane for lane in range(n)])
-        made = list(rows)
-        for row in range(n):
-            if not row & bit:
-                both = f"<{n} x float> {rows[row]}, <{n} x float> {rows[row | bit]}"
-                made[row] = k.value(f"shufflevector {both}, {low}")
-                made[row | bit] = k.value(f"shufflevector {both}, {high}")
-        rows, bit = made, 2 * bit
-    return rows

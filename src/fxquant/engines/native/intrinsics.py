@@ -25,6 +25,8 @@ def _per_width() -> dict[str, Signature]:
         for name in ("umin", "umax"):
             made[f"llvm.{name}.v{size}i8"] = (i8, (i8, i8))
         made[f"llvm.x86.avx512.vpdpbusd.{bits}"] = (i32, (i32, i8, i8))
+        made[f"llvm.x86.avx512.vpdpwssd.{bits}"] = (i32, (i32, i16, i16))
+        made[f"llvm.vector.reduce.smax.v{n}i32"] = ("i32", (i32,))
         pack_words, pack_bytes, madd, bytes_madd = {
             "128": ("sse2.packssdw.128", "sse2.packuswb.128", "sse2.pmadd.wd", "ssse3.pmadd.ub.sw.128"),
             "256": ("avx2.packssdw", "avx2.packuswb", "avx2.pmadd.wd", "avx2.pmadd.ub.sw"),
@@ -49,6 +51,8 @@ INTRINSICS: dict[str, Signature] = {
     "llvm.x86.avx512.permvar.hi.512": ("<32 x i16>", ("<32 x i16>", "<32 x i16>")),
     "llvm.x86.avx512.pmul.hr.sw.512": ("<32 x i16>", ("<32 x i16>", "<32 x i16>")),
     "llvm.sadd.sat.v32i16": ("<32 x i16>", ("<32 x i16>", "<32 x i16>")),
+    "llvm.x86.avx512bf16.dpbf16ps.512": ("<16 x float>", ("<16 x float>", "<32 x bfloat>", "<32 x bfloat>")),
+    "llvm.x86.avx512bf16.cvtne2ps2bf16.512": ("<32 x bfloat>", ("<16 x float>", "<16 x float>")),
     "llvm.x86.avx2.permps": ("<8 x float>", ("<8 x float>", "<8 x i32>")),
     "llvm.x86.avx512.pshuf.b.512": ("<64 x i8>", ("<64 x i8>", "<64 x i8>")),
     "llvm.x86.avx2.pshuf.b": ("<32 x i8>", ("<32 x i8>", "<32 x i8>")),

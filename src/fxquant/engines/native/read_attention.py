@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 from torch import fx
 
-from fxquant.engines.native import attention
-from fxquant.engines.native.attention import Attention
+from fxquant.engines.native import attention, attention_pairs
+from fxquant.engines.native.attention import Attention, scratch_bytes
+from fxquant.engines.native.attention_pairs import Pairs, key_words
 from fxquant.engines.native.layouts import copy_dense
 from fxquant.engines.native.lazy import Value, join, lazy
 from fxquant.engines.native.ops import levels, pointer
@@ -78,7 +79,11 @@ def _one_kernel(
         views.append(wide or views[0])
     if queries < _FEWEST or (given[3] is not None and (views[3].strides[-2] or views[3].strides[-1] != 1)):
         return None
+    if scratch_bytes(keys, max(depth, shape[-1]), machine) > _MOST_SCRATCH:
+        return None
     views[:3] = [view if view.strides[-1] == 1 else copy_dense(reader, view) for view in views[:3]]
+    if machine.dot_words:
+        views[1:3] = _as_pairs(reader, views[1], views[2])
     grid = _grid_behind(reader, node)
     level = levels(views)
     out = dense("f32" if grid is None else "u8", shape, _beside(shape), grid, level, tight=True)
@@ -86,6 +91,8 @@ def _one_kernel(
     dims, strides = collapse(lead, steps, tuple(range(len(lead))))
     spec = Attention(
         heads=tuple(zip(dims, *strides, strict=True)),
+        words=machine.dot_words,
+        halves=machine.bf16,
         queries=queries,
         keys=keys,
         depth=depth,
@@ -100,8 +107,6 @@ def _one_kernel(
         high=255 if grid is None else grid.high,
         nan=0 if grid is None else grid.nan,
     )
-    if spec.scratch(machine) > _MOST_SCRATCH:
-        return None
     scratch = dense("f32", (spec.blocks(machine) * spec.scratch(machine) // 4,), (0,), None, level)
     factor = scale if spec.masked else scale * math.log2(math.e)
     numbers = (factor, 1.0 if grid is None else 1.0 / grid.scale, 0.0 if grid is None else grid.zero)
@@ -117,6 +122,40 @@ def _one_kernel(
         macs=math.prod(lead) * queries * keys * (depth + shape[-1]),
     )
     return out
+
+
+def _as_pairs(reader: Reader, keys: View, values: View) -> tuple[View, View]:
+    """Return keys as pairs of int16 and, where a machine multiplies those, values as pairs of bfloat16.
+
+    A pair takes the place of a float.
+    """
+    level, lead, (count, depth), width = levels((keys, values)), keys.shape[:-2], keys.shape[-2:], values.shape[-1]
+    with_values = reader.machine.bf16
+    shapes = (*lead, count, key_words(depth)), (*lead, -(-count // 2), width)
+    sizes = [math.prod(shape) for shape in shapes]
+    both = dense("f32", (sum(sizes[: 1 + with_values]),), (0,), None, level)
+    first, second = (replace(both, shape=shape, strides=_row_major(shape)) for shape in shapes)
+    second = replace(second, offset=sizes[0]) if with_values else first
+    views = (keys, values, first, second)
+    steps = [tuple(4 * step for step in view.strides[:-2]) for view in views]
+    dims, strides = collapse(lead, steps, tuple(range(len(lead))))
+    spec = Pairs(
+        heads=tuple(zip(dims, *strides, strict=True)),
+        keys=count,
+        depth=depth,
+        width=width,
+        k_row=4 * keys.strides[-2],
+        v_row=4 * values.strides[-2],
+        values=with_values,
+    )
+    label = f"pairs of keys {'x'.join(map(str, (*lead, count, depth)))}"
+    pointers = tuple(map(pointer, views))
+    reader.emit(attention_pairs.emit, spec, pointers, [keys, values], both, rows=spec.rows, label=label)
+    return first, second if with_values else values
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _grid_behind(reader: Reader, node: fx.Node) -> Grid | None:

@@ -267,7 +267,7 @@ class Kernel(Function):
     def narrow_words(self, vectors: list[str], width: int, turns: bool) -> str:
         """The same for the low words alone; `turns` tells whether each two vectors have their channels in turns."""
         pairs = [
-            self._low_words(vectors[at], vectors[min(at + 1, len(vectors) - 1)], width)
+            self.low_words(vectors[at], vectors[min(at + 1, len(vectors) - 1)], width)
             for at in range(0, len(vectors), 2)
         ]
         name = {16: "sse2.packuswb.128", 32: "avx2.packuswb", 64: "avx512.packuswb.512"}[width]
@@ -279,7 +279,7 @@ class Kernel(Function):
         picked = [16 * lane + j for lane in range(width // 16) for j in sorted_]
         return self.value(f"shufflevector <{width} x i8> {packed}, <{width} x i8> poison, {indices(picked)}")
 
-    def _low_words(self, a: str, b: str, width: int) -> str:
+    def low_words(self, a: str, b: str, width: int) -> str:
         """The low words of the elements of two vectors, in turns, by as few instructions as a machine has for it."""
         n, low = width // 2, [place % 4 < 2 for place in range(width)]
         if width < 64:
