@@ -308,6 +308,37 @@ def test_values_that_may_be_inputs_are_not_left_out_in_silence() -> None:
         as_example((x,), model)
 
 
+class Lengths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, target: Tensor | None = None) -> object:
+        y = self.fc(x)
+        if target is not None:
+            return y.mean(1), nn.functional.cross_entropy(y.mean(1), target)
+        return y.mean(1) if lengths is None else y.sum(1) / lengths.unsqueeze(1)
+
+
+class Classes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, target: Tensor | None = None) -> object:
+        y = self.fc(x)
+        return y if target is None else nn.functional.cross_entropy(y, target)
+
+
+def test_whole_numbers_are_inputs_where_outputs_follow_them() -> None:
+    x, numbers = torch.randn(4, 8), torch.tensor([1, 2, 3, 0])
+    with pytest.warns(UserWarning, match="without 'lengths'.*example_inputs"):
+        as_example((x.unsqueeze(1), numbers + 2), Lengths().eval())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert as_example((x, numbers), Classes().eval()) == ((x,), None)  # a loss takes the place of the outputs
+
+
 def test_examples_may_be_keywords_alone() -> None:
     x = torch.randn(4, 8)
     prepared = fq.prepare_fx(Masks().eval(), fq.get_default_qconfig_mapping(), example_kwargs={"x": x})

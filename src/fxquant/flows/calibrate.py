@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.errors import CalibrationError, StageError
@@ -208,21 +208,42 @@ def _most_taken(model: nn.Module, batch: Sequence[object], least: int) -> int:
 def _tell_of_left_out(model: nn.Module, batch: Sequence[object], names: Sequence[str], taken: int) -> None:
     """Warn of values that are left out as labels would be, and that the model runs with: they may be inputs."""
     more, values = names[taken : len(batch)], batch[taken : len(names)]
-    labels = any(isinstance(value, Tensor) and value.dim() < 2 and not value.is_floating_point() for value in values)
-    if more and not labels and OF_A_LOSS.isdisjoint(more) and _runs(model, batch[: len(names)], {}):
-        warnings.warn(
-            f"batches have {len(batch)} values, and forward runs without {', '.join(map(repr, more))}, so what they "
-            "give there was left out, as labels are. If it is an input, give example_inputs: a tuple of all inputs.",
-            stacklevel=4,
-        )
+    if not more or not OF_A_LOSS.isdisjoint(more) or not (full := _outputs(model, batch[: len(names)], {})):
+        return
+    classes = any(isinstance(value, Tensor) and value.dim() < 2 and not value.is_floating_point() for value in values)
+    if classes and not _is_input(full[0], _outputs(model, batch[:taken], {})):
+        return
+    warnings.warn(
+        f"batches have {len(batch)} values, and forward runs without {', '.join(map(repr, more))}, so what they "
+        "give there was left out, as labels are. If it is an input, give example_inputs: a tuple of all inputs.",
+        stacklevel=4,
+    )
+
+
+def _is_input(full: object, without: tuple[object] | None) -> bool:
+    """Tell whether a value that may be the class of a sample is an input: outputs are others, of the same form.
+
+    A loss is one output more, or takes the place of the outputs.
+    """
+    if without is None:
+        return True
+    (ours, form), (theirs, other) = tree_flatten(full), tree_flatten(without[0])
+    shapes = [[getattr(leaf, "shape", None) for leaf in leaves] for leaves in (ours, theirs)]
+    if form != other or shapes[0] != shapes[1]:
+        return False
+    return any(isinstance(a, Tensor) and not torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def _runs(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Tell whether a call returns. The model and the random numbers stay as they are."""
+    return _outputs(model, args, kwargs) is not None
+
+
+def _outputs(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object] | None:
+    """Return (what a call returns,), or None if it raises. The model and the random numbers stay as they are."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), left_as_it_was(model):
-            model(*args, **kwargs)
+            return (model(*args, **kwargs),)
     except Exception as error:
         log.debug("forward does not take %d values and %s of a batch: %s", len(args), list(kwargs), error)
-        return False
-    return True
+        return None
