@@ -34,6 +34,7 @@ from fxquant.engines.engine import Engine
 from fxquant.engines.native.settings import Native
 from fxquant.engines.table import as_engine
 from fxquant.errors import ArchiveError, ConfigError, FxQuantError
+from fxquant.files import refuse_exported
 from fxquant.flows.calibrate import as_example, calibrate, peek
 from fxquant.flows.constant_inputs import warn_of_constant_inputs
 from fxquant.flows.decide import adapt, decide
@@ -219,6 +220,7 @@ def save(model: nn.Module, path: str | Path) -> Path:
     """
     refuse_other(model, "save")
     target = Path(path)
+    refuse_exported(target, ArchiveError)
     warn_of_lost_hooks(model, "save")
     write_archive(model, target)
     return target

@@ -22,6 +22,16 @@ def test_tune_saves_the_best(net: str, tmp_path: Path) -> None:
     assert missed.exit_code == 3 and "NOT within the tolerance" in missed.stdout
 
 
+def test_the_name_of_another_format_is_refused_before_the_work(net: str) -> None:
+    words = ["--model", "cli_models:net", "--output", "net.onnx"]
+    for given in (
+        ["quantize", "--calibration", "cli_models:fails"],
+        ["tune", "--data", "cli_models:fails", "--evaluate", "cli_models:score"],
+    ):
+        result = CliRunner().invoke(app, [given[0], *words, *given[1:]])
+        assert result.exit_code == 1 and "ends in .fq; fxquant.export_onnx" in result.output
+
+
 def test_quantize_without_a_file_takes_the_defaults(net: str, tmp_path: Path) -> None:
     words = ["quantize", "--model", "cli_models:net", "--calibration", "cli_models:batches", "--engine", "reference"]
     found = json.loads(run(*words, "--evaluate", "cli_models:score", "--output", "made/net.fq", "--json"))

@@ -204,6 +204,7 @@ def test_a_table_of_one_status() -> None:
     found = fq.explain(fq.prepare_fx(deep(), fq.default_qconfig, (torch.randn(1, 3, 4, 4),)))
     assert found.table(only="float").row_count == sum(row.status == "float" for row in found) == 1
     assert found.table().row_count == len(found)
+    assert str(found.table(only="dynamic")).startswith("no op is dynamic: ")
     assert "LogSoftmax" in str(found.table(only="float")) and "conv2d" not in str(found.table(only="float"))
     with pytest.raises(fq.ConfigError, match="weight_only"):
         found.table(only="int7")

@@ -107,11 +107,12 @@ def tune(
         from fxquant.api import save
         from fxquant.config_file.named import find_named
         from fxquant.errors import ConfigError
-        from fxquant.files import refuse_unwritable
+        from fxquant.files import refuse_exported, refuse_unwritable
         from fxquant.tuning.executors import Processes
         from fxquant.tuning.tune import tune as run
 
         score = find_named(evaluate, "--evaluate")
+        refuse_exported(output, ConfigError)
         refuse_unwritable(output, ConfigError)
         found = run(
             float_model(model),

@@ -63,7 +63,7 @@ def show_model(
         told = account.to_dict()
         print_json({**told, "rows": [asdict(row) for row in account if only in (None, row.status)]})
     elif only is not None:
-        typer.echo(as_text(table) if table.row_count else f"no op is {only}: {account.summary()}")
+        typer.echo(as_text(table) if table.row_count else str(table.title))
     else:
         typer.echo(str(account))
 

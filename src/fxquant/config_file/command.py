@@ -13,7 +13,7 @@ from fxquant.config_file.quantized_model import QuantizedModel
 from fxquant.config_file.read import read_conf
 from fxquant.config_file.template import template
 from fxquant.errors import ConfigError
-from fxquant.files import Json, refuse_unwritable, replacing
+from fxquant.files import Json, refuse_exported, refuse_unwritable, replacing
 from fxquant.insight.forecast import Forecast, forecast
 from fxquant.tables.explain import explain
 from fxquant.targets.file import find_target
@@ -72,6 +72,7 @@ def quantize_by_default(
 
 def _place_for(output: Path) -> Path:
     """Return the file for a model, in a directory that is there now. What cannot be written is told before the work."""
+    refuse_exported(output, ConfigError)
     target = output if output.suffix else output / MODEL_FILE
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

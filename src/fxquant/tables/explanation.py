@@ -92,7 +92,8 @@ class Explanation(Shown):
         What several rows give as a reason is written once, below the table.
         """
         rows, columns, _ = self._shown(only)
-        table = new_table(self.summary(), columns, whole=("path", "op", "runs in", "rule"))
+        title = self.summary() if rows or only is None else f"no op is {only}: {self.summary()}"
+        table = new_table(title, columns, whole=("path", "op", "runs in", "rule"))
         for row in rows:
             table.add_row(*row)
         return table
