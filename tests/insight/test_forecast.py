@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import fxquant as fq
@@ -69,3 +69,19 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path, monkeypatch: pytest.
     assert found["ops"][0]["on_device"] is True
     wrong = CliRunner().invoke(app, [*given[:-1], "1,x"])
     assert wrong.exit_code == 1 and "--shape '1,x'" in wrong.output
+
+
+def test_a_narrow_table_names_every_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x) + x
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    found = fq.forecast(Sum().eval(), "tflite", (torch.randn(2, 4),))
+    assert "left out to fit: node" in str(found)
+    assert "(add)" in str(found)

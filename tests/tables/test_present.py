@@ -33,6 +33,17 @@ def test_spare_columns_give_way_and_no_cell_is_cut(columns: int, monkeypatch: py
     assert table.columns[-1].header == "most"  # the table itself is whole
 
 
+@pytest.mark.parametrize("gone", range(1, 5))
+def test_headings_are_whole_when_columns_gave_way(gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    names = ("path", "first", "second", "third", "fourth", "fifth")
+    table = new_table("title", names, whole=names, right=names[1:])
+    table.add_row("block.conv", *("1" * 5))
+    monkeypatch.setenv("COLUMNS", str(len("  ".join(("block.conv", *names[gone + 1 :]))) + 2))
+    _, head, _ = as_text(table, spare=names[1 : gone + 1][::-1]).splitlines()
+    assert head.split() == ["path", *names[gone + 1 :]]
+
+
 def test_words_are_not_broken_where_a_column_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fxquant as fq
+from fxquant.tuning.sensitivity import Row
 
 PATH = "encoder_of_the_pictures.first_convolution_of_all"
 
@@ -63,3 +64,12 @@ def test_a_notebook_shows_all_that_a_terminal_does() -> None:
     found = dataclasses.replace(found, remarks=(("", "slower than <float>"),))
     assert "<root>: slower than <float>" in str(found)
     assert "&lt;root&gt;: slower than &lt;float&gt;" in found._repr_html_()
+
+
+def test_a_sensitivity_table_gives_way_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"site": "a.path.of.a.weight", "what": "weight", "ops": (), "places": ("p" * 60,), "spec": "s" * 30}
+    row = Row(**place, alone_quantized=1.0, alone_float=2.0)  # type: ignore[arg-type]
+    table = fq.Sensitivity(rows=(row,), unit="dB", quantized=1.0, float_=2.0)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, str(table).splitlines()[1:])) <= 80

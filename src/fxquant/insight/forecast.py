@@ -77,7 +77,7 @@ class Forecast(Shown):
         table = new_table(self.summary(), _COLUMNS, whole=_COLUMNS[:-1])
         for row in self.rows:
             place, style = ("device", "") if row.on_device else ("host", "yellow")
-            table.add_row(row.node, row.path, row.kind, place, row.rule, row.reason, style=style)
+            table.add_row(row.node, row.path or f"({row.node})", row.kind, place, row.rule, row.reason, style=style)
         return table
 
     def parts(self) -> tuple[Table]:

@@ -137,7 +137,8 @@ def _narrowed(table: Table, width: int, spare: Sequence[str]) -> Table:
             break
         kept = [column for column in made.columns if column.header != name]
         gone += [name] if len(kept) < len(made.columns) else []
-        made.columns = kept
+        # rich finds the last column, which needs no space behind it, by the place that a column knows
+        made.columns = [dataclasses.replace(column, _index=at) for at, column in enumerate(kept)]
     if gone:
         made.title = f"{made.title}; left out to fit: {', '.join(reversed(gone))}"
     return made

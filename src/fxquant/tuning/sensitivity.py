@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,7 @@ class Row:
 class Sensitivity(Shown):
     """The rows, worst first; printing it shows a table. `quantized` is the value with all tensors quantized."""
 
+    spare: ClassVar[tuple[str, ...]] = ("read by", "spec")  # give way in a narrow terminal, the last first
     rows: tuple[Row, ...]
     unit: str
     quantized: float
