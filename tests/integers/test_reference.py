@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fxquant as fq
+from fxquant.integers.steps import SIZED
 from integers.converted import converted
 from zoo import ZOO
 
@@ -64,3 +68,39 @@ def test_integers_go_in_as_they_are(plain: tuple[nn.Module, torch.Tensor]) -> No
         reference.run(np.full(x.shape, 300))
     with pytest.raises(fq.ConfigError, match="give each of these once"):
         reference(x, x)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)),
+        (nn.Conv2d(3, 4, 3), nn.AvgPool2d(3, 2, 1), nn.Conv2d(4, 2, 1)),
+        (nn.Conv2d(3, 4, 3), nn.Upsample(scale_factor=2), nn.Conv2d(4, 2, 1)),
+        (nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Conv2d(4, 2, 1)),
+        (nn.ConvTranspose2d(3, 4, 2, 2), nn.Conv2d(4, 2, 1)),
+        (nn.Conv2d(3, 3, 3, groups=3), nn.Conv2d(3, 2, 1)),
+    ],
+    ids=["global pool", "average pool", "resize", "max pool", "transposed", "depthwise"],
+)
+def test_other_sizes_give_the_bits_of_the_simulation_or_an_error(layers: tuple[nn.Module, ...], tmp_path: Path) -> None:
+    """Windows of the example's sizes were summed on larger pictures, and channels beyond the weight's were left out."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 12, 12)
+    model = fq.quantize(nn.Sequential(*layers).eval(), [x], target="xint8", engine="reference", algorithms=())
+    sizes = {(5, 3, 12, 12): True, (2, 3, 20, 12): None, (2, 4, 12, 12): False, (2, 6, 12, 12): False}
+    written = fq.integer_reference(model)
+    read = fq.integer_reference(fq.dump_integers(model, tmp_path / "dump"))
+    for reference, (size, same) in itertools.product((written, read), sizes.items()):
+        other = torch.randn(*size)
+        if same or (same is None and not any(step.op in SIZED for step in reference.program.steps)):
+            np.testing.assert_array_equal(reference(other), model(other).detach().numpy())
+        else:
+            with pytest.raises(fq.FxQuantError, match=r"in the example|its weight takes 3 channels"):
+                reference(other)
+
+
+def test_nan_is_what_the_simulation_makes_of_it() -> None:
+    x = torch.randn(2, 6)
+    model = fq.quantize(nn.Sequential(nn.Linear(6, 4)).eval(), [x], target="xint8", engine="reference", algorithms=())
+    x[0, 1], x[1, 2] = torch.nan, torch.inf
+    np.testing.assert_array_equal(fq.integer_reference(model)(x), model(x).detach().numpy())

@@ -34,6 +34,8 @@ def _check_port(port: Port) -> None:
     whole = (port.zero_point, port.low, port.high)
     _need(all(type(number) is int and abs(number) <= _LARGEST for number in whole), f"{port.name!r} has no grid")
     _need(port.low <= port.high, f"the grid of {port.name!r} ends before it begins")
+    sizes = port.shape or ()
+    _need(all(size is None or type(size) is int for size in sizes), f"{port.name!r} has the shape {sizes!r:.40}")
     _need(len(port.scale) > 0 and all(scale > 0 for scale in port.scale), f"{port.name!r} has no scale")
     if port.axis is None:
         _need(len(port.scale) == 1, f"{port.name!r} has several scales, and no axis")

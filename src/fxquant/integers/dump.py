@@ -100,6 +100,7 @@ def _plain_port(port: Port) -> Json:
         "high": port.high,
         "dtype": port.dtype,
         "rounding": port.rounding,
+        "shape": None if port.shape is None else list(port.shape),
     }
 
 
@@ -142,7 +143,9 @@ def _program(found: Json, constants: dict[str, Array]) -> Program:
 
 def _port(found: Json) -> Port:
     rest = {name: value for name, value in found.items() if name != "position"}
-    return Port(**{**rest, "scale": tuple(_fraction(scale) for scale in found["scale"])})
+    shape = found.get("shape")  # older dumps have none
+    scale = tuple(_fraction(scale) for scale in found["scale"])
+    return Port(**{**rest, "scale": scale, "shape": None if shape is None else tuple(shape)})
 
 
 def _fraction(text: str) -> Fraction:

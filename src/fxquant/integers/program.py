@@ -18,7 +18,10 @@ Scales = tuple[Fraction, ...]  # one, or one for each index along an axis
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Port:
-    """An input or output: the caller's name for it, the program's tensor, and the grid of that."""
+    """An input or output: the caller's name for it, the program's tensor, and the grid of that.
+
+    `shape`: of an input, that of the example; None for the batch, and where it is not known.
+    """
 
     name: str
     tensor: str
@@ -29,6 +32,7 @@ class Port:
     high: int
     dtype: str
     rounding: str
+    shape: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -184,7 +184,8 @@ class Reader:
 
     def _enter(self, node: fx.Node, value: Input, grid: Port) -> Whole:
         name = self._unused(f"{value.name}_q")
-        port = Port(**{**_fields(grid), "name": value.name, "tensor": name})
+        shape = (None, *(size if isinstance(size, int) else None for size in node.meta["val"].shape[1:]))
+        port = Port(**{**_fields(grid), "name": value.name, "tensor": name, "shape": shape})
         self.inputs.append(port)
         return on_grid(name, port)
 

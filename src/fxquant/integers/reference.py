@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fxquant.errors import ConfigError, FxQuantError
+from fxquant.errors import ConfigError, FxQuantError, InputError
 from fxquant.integers.dump import load_program
 from fxquant.integers.program import Array, Port, Program
 from fxquant.integers.read import read_program
-from fxquant.integers.steps import STEPS
+from fxquant.integers.steps import SIZED, STEPS
 
 
 def integer_reference(model: nn.Module | str | os.PathLike[str], example_inputs: object = None) -> IntegerReference:
@@ -65,8 +65,14 @@ class IntegerReference:
         if len(inputs) != len(ports):
             raise ConfigError(f"the program has {len(ports)} inputs ({_names(ports)}); {len(inputs)} were given.")
         values: dict[str, Array] = {}
+        sized = next((step for step in self.program.steps if step.op in SIZED), None)
         for port, value in zip(ports, inputs, strict=True):
             values[port.tensor] = _checked(port, value)
+            if sized is not None and not _has_sizes(port, value):
+                raise InputError(
+                    f"{port.name!r} is {np.shape(value)}, and was {_shown(port)} in the example. Step {sized.output!r} "
+                    f"({sized.op}) is written for those sizes: make a reference of the model with such example_inputs."
+                )
         for step in self.program.steps:
             given = [values[name] for name in step.inputs]
             constants = {role: self.program.constants[name] for role, name in step.constants.items()}
@@ -116,8 +122,9 @@ def quantize(port: Port, x: Tensor) -> Array:
         rounded = np.rint(steps)
     else:
         rounded = down + (steps - down >= 0.5) if port.rounding == "half_up" else down
-    found: Array = np.clip(rounded + port.zero_point, port.low, port.high).astype(np.int64)
-    return found
+    found = np.clip(rounded + port.zero_point, port.low, port.high)
+    integers: Array = np.where(np.isnan(found), 0, found).astype(np.int64)  # as torch casts NaN
+    return integers
 
 
 def dequantize(port: Port, values: Array) -> Array:
@@ -136,6 +143,19 @@ def _checked(port: Port, value: Array) -> Array:
     if array.size and not port.low <= int(array.min()) <= int(array.max()) <= port.high:
         raise ConfigError(f"{port.name!r} has integers outside of its grid, [{port.low}, {port.high}].")
     return array.astype(np.int64)
+
+
+def _has_sizes(port: Port, value: Array) -> bool:
+    """Tell whether an input has the sizes of the example, but for the batch."""
+    sizes = np.shape(value)
+    return port.shape is None or (
+        len(sizes) == len(port.shape)
+        and all(wanted in (None, size) for wanted, size in zip(port.shape, sizes, strict=True))
+    )
+
+
+def _shown(port: Port) -> str:
+    return f"({', '.join('any' if size is None else str(size) for size in port.shape or ())})"
 
 
 def _names(ports: tuple[Port, ...]) -> str:

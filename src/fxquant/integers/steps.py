@@ -35,6 +35,8 @@ def conv(inputs: Inputs, constants: Named, at: Named) -> Array:
         x, weight = arithmetic.spread(x, stride), arithmetic.transpose_weight(weight, at["groups"])
         stride = [1] * len(stride)
     x = arithmetic.pad(x, at["padding_before"], at["padding_after"], 0)
+    if x.ndim < 2 or x.shape[1] != weight.shape[1] * at["groups"]:
+        raise ValueError(f"its weight takes {weight.shape[1] * at['groups']} channels")
     total = arithmetic.convolve(x, weight, stride, at["dilation"], at["groups"])
     return _sums(total, constants, at["shift"], channel_last=False)
 
@@ -157,6 +159,9 @@ def broadcast(inputs: Inputs, constants: Named, at: Named) -> Array:
 def _lead(x: Array, rank: int) -> list[int]:
     return [1] * (rank - x.ndim) + list(x.shape)
 
+
+# what is written for the sizes of the example: with others, the steps would read other places
+SIZED = frozenset(("sum_windows", "blend", "take", "reshape", "slice", "broadcast"))
 
 STEPS: Mapping[str, Callable[[Inputs, Named, Named], Array]] = MappingProxyType(
     {
