@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,3 +88,12 @@ def test_engines_by_name() -> None:
         fq.benchmark(quantized, x, engines="onednn")
     with pytest.raises(fq.ConfigError, match="unknown"):
         fq.benchmark(quantized, x, engines=["onednm"])
+
+
+def test_an_engine_that_did_not_take_all_regions_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(2, 4)
+    quantized = fq.quantize(model, [x], engine="onednn")
+    monkeypatch.setattr("fxquant.tables.benchmark.runner_of", lambda region: SimpleNamespace(told={"of its sizes"}))
+    found = fq.benchmark(quantized, x, engines=["onednn"], seconds=0.01, show=False)
+    assert (found["onednn"].passed_on, found["onednn"].regions) == (1, 1)
+    assert "onednn: 1 of 1 region ran on onednn" in str(found)

@@ -183,7 +183,8 @@ def gather_speed(
         )
     made["threads"], made["rows"] = times.threads, _times(times)
     made["busy"] = busy_note(times.others)
-    made["advice"] = times.advice()[:1].upper() + times.advice()[1:]
+    told = [*times.remarks()[: -1 if made["busy"] else None], *filter(None, [times.advice()])]
+    made["advice"] = " ".join(line[:1].upper() + line[1:] for line in told)
     try:
         kernels = _profile(quantized, args, kwargs or {})
     except FxQuantError as error:

@@ -43,13 +43,18 @@ _MEANING = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One way to run the model. `memory` is what a call adds to the process at its peak, in MiB, where known."""
+    """One way to run the model. `memory` is what a call adds to the process at its peak, in MiB, where known.
+
+    Of `regions`, `passed_on` ran on onednn, as the engine does not take calls of their sizes.
+    """
 
     name: str
     timing: Timing
     speedup: float | None
     size: float
     memory: float | None
+    regions: int = 1
+    passed_on: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -99,13 +104,23 @@ class Benchmark(Shown):
             "fxquant.profile(model) what each kernel costs."
         )
 
+    def remarks(self) -> list[str]:
+        """Return which engines did not run all of the model, and whether others kept the machine busy."""
+        lines = [
+            f"{row.name}: {row.passed_on} of {row.regions} region{'s' * (row.regions != 1)} ran on onednn, as "
+            f"{row.name} does not take calls of their sizes."
+            for row in self.rows
+            if row.passed_on
+        ]
+        return [*lines, *filter(None, [busy_note(self.others)])]
+
     def to_dict(self) -> dict[str, object]:
         """Return all numbers, plain."""
         return {"threads": self.threads, "others": self.others, "rows": [asdict(row) for row in self.rows]}
 
     def parts(self) -> list[Table | str]:
         """Return the table, what its columns mean, whether to trust it, and what to do where int8 is slower."""
-        return [self.table(), _MEANING, *filter(None, (busy_note(self.others), self.advice()))]
+        return [self.table(), _MEANING, *self.remarks(), *filter(None, [self.advice()])]
 
     def __repr__(self) -> str:
         """One line, since `benchmark` prints the table."""
@@ -166,11 +181,13 @@ def benchmark(
     base = times["float"].median if "float" in times else None
     rows = [
         Row(
-            name=name if not _passed_on(each) else f"{name}, passed on to onednn",
+            name=name,
             timing=times[name],
             speedup=None if base is None else base / times[name].median,
             size=_size(each),
             memory=memory[name],
+            regions=sum(1 for _ in regions(each)),
+            passed_on=_passed_on(each),
         )
         for name, each in models.items()
     ]
@@ -180,10 +197,10 @@ def benchmark(
     return result
 
 
-def _passed_on(model: nn.Module) -> bool:
-    """Tell whether a runtime did not take the calls, since they were of other sizes than the example's."""
+def _passed_on(model: nn.Module) -> int:
+    """Tell in how many regions an engine did not take the calls, since they were of other sizes than the example's."""
     runners = [runner_of(region) for _, region in regions(model)]
-    return any(runner is not None and runner.told for runner in runners)
+    return sum(runner is not None and bool(runner.told) for runner in runners)
 
 
 def _inputs(
