@@ -89,9 +89,9 @@ def quantize(
     are given: "fast" is one pass over the data, "best" may take minutes. `progress` shows a bar, in a terminal.
 
     The result is compared with the float model on a few batches. Where it falls short, the tensors that cause it get
-    other ranges or more precision, for a tenth of the time at most; `budget` allows more: the time of the result, as
-    predicted, as a share of the float model's. `precision="int8"` leaves all in int8, and so do rules of one's own; a
-    warning then tells what falls short.
+    other ranges or more precision, for a tenth of the time, or three tenths where that gains much; after a collapse for
+    more. `budget` is your own limit: the time of the result, as predicted, as a share of the float model's.
+    `precision="int8"` leaves all in int8, and so do rules of one's own; a warning then tells what falls short.
 
     The model runs on the native engine where that can be (`fxquant[native]`), else on torch's oneDNN kernels.
     `engine="auto"` keeps the engine that is fastest on the example inputs. An `Engine` of one's own brings its target.

@@ -259,3 +259,28 @@ def test_from_nearly_to_good_a_third_of_the_time_may_go() -> None:
     search._start, search.amendments = 14.0, Amendments(grids={("", "x"): Regridded((), "")})
     *_, last = search._limits([], found)
     assert (last.slower, last.gain, last.measured) == (0.3, 3.0, 6.0)
+
+
+def test_what_was_tried_in_vain_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gains 9 dB as predicted, and nothing as measured, is no advice."""
+    model, data = Exponential().eval(), [torch.randn(8, 16)]
+    found = Check(outputs=(OutputRow(name="y", sqnr=18.0, cosine=1.0, max_error=0.0),), least=10.0, batches=1)
+    search = _Search(model, data, REFERENCE, lambda made, on: made, lambda made: found, None)
+    reader = {"kind": "linear", "status": "int8", "weighted": True, "dynamic": True, "work": 1e6, "values": 1.0}
+    noises = (("a", 0.02, 1e6), ("b", 0.0001, 1e8))
+    sources = [
+        Source(
+            name=name,
+            place=("", name),
+            spec=fq.Spec(),
+            is_weight=False,
+            readers=(Reader(place=("", f"{name}_op"), path=name, **{**reader, "work": work}),),  # type: ignore[arg-type]
+            noise={NOW: noise},
+            calls=1.0,
+        )
+        for name, noise, work in noises
+    ]
+    tried: list[tuple[str, ...]] = []
+    monkeypatch.setattr(search, "_try", lambda step, found, least: tried.append(step.names))
+    assert search._round(sources, found) is None
+    assert tried == [("a (weight_only)",)] and search.wanted is None

@@ -44,6 +44,7 @@ from fxquant.precision.steps import (
     more_precision,
     total,
 )
+from fxquant.precision.tell import shapes, tell
 from fxquant.progress import count_batches
 
 log = logging.getLogger("fxquant")
@@ -143,7 +144,7 @@ def assured(
             return converted
         finer_search = _Search(prepared, batches, engine, convert, measure, budget, passes=True)
         end = finer_search.run(ran)
-        _tell(ran, end, finer_search, may_change)
+        tell(ran, end, finer_search.lifted, finer_search.wanted, may_change)
         return finer_search.best or converted
     try:
         found = measure(reference_of(converted, "quantize"))
@@ -151,7 +152,7 @@ def assured(
         warnings.warn(f"quantize could not compare its result with the float model: {error}", stacklevel=3)
         return converted
     if not found.compared:
-        warnings.warn(f"quantize could not compare its result with the float model. {_shapes(found)}", stacklevel=3)
+        warnings.warn(f"quantize could not compare its result with the float model. {shapes(found)}", stacklevel=3)
         return converted
     if _is_good(found):
         return converted
@@ -159,7 +160,7 @@ def assured(
     end = search.run(found) if may_change else found
     decided = decide(prepared, engine=engine, amendments=search.amendments)
     warn_eaten(find_eaten(prepared, decided), stacklevel=3)
-    _tell(found, end, search, may_change)
+    tell(found, end, search.lifted, search.wanted, may_change)
     return convert(decided, engine) if search.amendments else converted
 
 
@@ -235,14 +236,16 @@ class _Search:
         tried = [(limit, self._lift(sources, found, limit)) for limit in self._limits(sources, found)]
         limit, first = next((each for each in tried if each[1].gain >= each[0].gain), tried[-1])
         other = self._lift(sources, found, limit, dynamic=False)  # the range of a batch may be as bad as that of all
-        for step in (first, other) if other.names != first.names else (first,):
+        steps = [step for step in (first, other) if step.gain >= limit.gain]
+        for step in steps if other.names != first.names else steps[:1]:
             least = min(limit.gain / 2, 3.0) if limit.measured is None else limit.measured
-            better = self._try(step, found, least) if step.gain >= limit.gain else None
+            better = self._try(step, found, least)
             if better is not None:
                 self._spent += step.slower
                 self.lifted += [name for name in step.names if name not in self.lifted]
                 return better
-        self.wanted = self._lift(sources, found, replace(limit, slower=math.inf), dynamic=False)
+        wanted = self._lift(sources, found, replace(limit, slower=math.inf), dynamic=False)
+        self.wanted = None if any(wanted.names == step.names for step in steps) else wanted  # or it was tried in vain
         return None
 
     def _sources(self, found: Check, *, chosen: bool = False) -> list[Source]:
@@ -319,35 +322,3 @@ class _Search:
         if self._passes:
             return self._convert(decided, self._engine)
         return reference_of(self._convert(decided, REFERENCE), "quantize")
-
-
-def _tell(before: Check, after: Check, search: _Search, may_change: bool) -> None:
-    start = f"int8 is {before.sqnr:.1f} dB from float (cosine {before.cosine:.4f})"
-    if search.lifted:
-        names = ", ".join(search.lifted[:5]) + (f" and {len(search.lifted) - 5} more" if len(search.lifted) > 5 else "")
-        warnings.warn(
-            f"quantize: {start}. Lifted {names}: now {after.sqnr:.1f} dB (cosine {after.cosine:.4f}). fq.explain says "
-            'why; precision="int8" leaves all in int8.',
-            stacklevel=4,
-        )
-    if after.passed:
-        return
-    end = f"the model is {after.sqnr:.1f} dB from float (cosine {after.cosine:.4f})" if search.lifted else start
-    if not may_change:
-        help_ = "The rules that were given stay as they are: without qconfig_mapping, quantize lifts what causes it."
-    elif search.wanted is not None and search.wanted.gain > 1:
-        time = f"{search.wanted.slower:.0%} more time than int8"
-        count = len(search.wanted.names)
-        help_ = f"Lifting {count} ops is predicted to gain {search.wanted.gain:.0f} dB for {time}: give a budget=."
-    else:
-        help_ = "No few ops cause it."
-    warnings.warn(
-        f'quantize: {end}. {help_} Else: effort="best", mode="dynamic" or "weight_only", fq.tune with your own metric, '
-        "training (docs/accuracy.md).",
-        stacklevel=4,
-    )
-
-
-def _shapes(found: Check) -> str:
-    why = next((row.why for row in found.outputs), "It has no floating output")
-    return f"{why[:1].upper()}{why[1:]}. fq.tune compares by your own metric."

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LEAST = 20.0  # dB at an output: an error of a tenth of its values. Below that, quantize tells and looks for causes
+DIFFERS = ", in what differs between samples: the rest of the output is a constant"
 _COLUMNS = ("output", "SQNR", "cosine", "max error", "")
 _EATEN = 0.5  # a share of values that are rounded to zero, from which a range is said to eat its signal
 
@@ -71,6 +72,11 @@ class Check(Shown):
         """Of the output whose cosine is the least; nan if none could be compared."""
         return min((row.cosine for row in self.compared), default=math.nan)
 
+    @property
+    def varying(self) -> bool:
+        """Whether the worst output is compared by what differs between samples alone: see `OutputRow`."""
+        return any(row.varying and row.sqnr == self.sqnr for row in self.compared)
+
     def summary(self) -> str:
         """Return one line."""
         if not self.compared:
@@ -79,7 +85,8 @@ class Check(Shown):
         worst = min(self.compared, key=lambda row: (-row.broken, row.sqnr))
         broken = f", {worst.broken} values are not finite" if worst.broken else ""
         return (
-            f"{word}: {worst.name} is {worst.sqnr:.1f} dB from float, cosine {worst.cosine:.5f}{broken}; at least "
+            f"{word}: {worst.name} is {worst.sqnr:.1f} dB from float, cosine {worst.cosine:.5f}"
+            f"{DIFFERS if worst.varying else ''}{broken}; at least "
             f"{self.least:g} dB are asked for, over {self.batches} batches"
         )
 
@@ -128,7 +135,8 @@ def check(
     """Run both models on `data`, batches as for `calibrate`, and say whether the quantized one still answers alike.
 
     `num_batches` of the data are run. All floating outputs are compared, also in tuples, dicts and dataclasses; each
-    has to be within `least` dB. A converted model runs on its engine as it is; one that is calibrated, trained or
+    has to be within `least` dB. Where a constant that all samples have would hide the error, what differs between
+    samples counts (`OutputRow`). A converted model runs on its engine as it is; one that is calibrated, trained or
     frozen is converted for it. Both models stay as they are. Where it does not pass, `advice` says which tensors cause
     it and what would help.
 

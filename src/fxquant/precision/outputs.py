@@ -19,15 +19,18 @@ from fxquant.graph.grid import QParams
 from fxquant.graph.region import Region, origin_of
 from fxquant.graph.tree import is_several
 from fxquant.insight.measure import Errors
+from fxquant.precision.varying import Varying
 
 ONLY = "output"  # the name of an output that is a tensor by itself
+HIDDEN = 5.0  # dB: an error more than half as large as what differs between samples, which a constant hides
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputRow:
     """One floating output. `broken` counts values that are finite in the float model and not in the quantized one.
 
-    `why` says why it was not compared; then the numbers mean nothing.
+    `varying`: SQNR and cosine are of what differs between samples, since the error is large beside that, and a constant
+    that all samples have would hide it. `why` says why it was not compared; then the numbers mean nothing.
     """
 
     name: str
@@ -36,6 +39,7 @@ class OutputRow:
     max_error: float
     broken: int = 0
     why: str = ""
+    varying: bool = False
 
 
 @dataclass(slots=True)
@@ -43,6 +47,7 @@ class Outputs:
     """Errors of each output over all batches."""
 
     errors: dict[str, Errors] = field(default_factory=dict)
+    varying: dict[str, Varying] = field(default_factory=dict)
     broken: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -58,6 +63,7 @@ class Outputs:
             else:
                 other = other.to(tensor.device)
                 self.errors.setdefault(name, Errors()).add(tensor, other)
+                self.varying.setdefault(name, Varying()).add(tensor, other)
                 lost = int((torch.isfinite(tensor) & ~torch.isfinite(other)).sum())
                 self.broken[name] = self.broken.get(name, 0) + lost
 
@@ -70,10 +76,13 @@ class Outputs:
         found, why = self.errors.get(name, Errors()), self.left_out.get(name, "")
         if not why and not found.signal and not self.broken.get(name):
             why = "it is zero in the float model"
+        differs = self.varying.get(name, Varying())
+        hidden = differs.sqnr < min(HIDDEN, found.sqnr)
         return OutputRow(
             name=name,
-            sqnr=found.sqnr,
-            cosine=found.cosine,
+            sqnr=differs.sqnr if hidden else found.sqnr,
+            cosine=differs.cosine if hidden else found.cosine,
+            varying=hidden,
             max_error=found.largest,
             broken=self.broken.get(name, 0),
             why=why,

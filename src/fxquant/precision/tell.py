@@ -1,0 +1,47 @@
+"""What `quantize` says of automatic precision: what was lifted, what falls short, and what would help."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from fxquant.precision.check import DIFFERS, Check
+from fxquant.precision.steps import Step
+
+
+def tell(before: Check, after: Check, lifted: Sequence[str], wanted: Step | None, may_change: bool) -> None:
+    """Warn of what was lifted, and of what falls short; `wanted` would have helped, and was not done."""
+    start = f"int8 is {_distance(before)}"
+    if lifted:
+        names = ", ".join(lifted[:5]) + (f" and {len(lifted) - 5} more" if len(lifted) > 5 else "")
+        warnings.warn(
+            f"quantize: {start}. Lifted {names}: now {after.sqnr:.1f} dB (cosine {after.cosine:.4f}). fq.explain says "
+            'why; precision="int8" leaves all in int8.',
+            stacklevel=4,
+        )
+    if after.passed:
+        return
+    end = f"the model is {_distance(after)}" if lifted else start
+    if not may_change:
+        help_ = "The rules that were given stay as they are: without qconfig_mapping, quantize lifts what causes it."
+    elif wanted is not None and wanted.gain > 1:
+        time = f"{wanted.slower:.0%} more time than int8"
+        count = len(wanted.names)
+        help_ = f"Lifting {count} ops is predicted to gain {wanted.gain:.0f} dB for {time}: give a budget=."
+    else:
+        help_ = "No few ops cause it."
+    warnings.warn(
+        f'quantize: {end}. {help_} Else: effort="best", mode="dynamic" or "weight_only", fq.tune with your own metric, '
+        "training (docs/accuracy.md).",
+        stacklevel=4,
+    )
+
+
+def _distance(found: Check) -> str:
+    return f"{found.sqnr:.1f} dB from float (cosine {found.cosine:.4f}){DIFFERS if found.varying else ''}"
+
+
+def shapes(found: Check) -> str:
+    """Say why nothing could be compared."""
+    why = next((row.why for row in found.outputs), "It has no floating output")
+    return f"{why[:1].upper()}{why[1:]}. fq.tune compares by your own metric."
