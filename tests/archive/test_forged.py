@@ -90,6 +90,31 @@ def test_dtypes_of_ops_are_no_numbers(name: str, value: object, bases: dict[str,
         fq.load(tmp_path / "numbers.fq", engine="reference")
 
 
+@pytest.mark.parametrize("word", ["torch.div", "torch.ops.aten.div.Tensor_mode", "torch.ops.aten.div_.Tensor_mode"])
+@pytest.mark.parametrize("divisor", ["data", -1, 3])
+def test_integers_are_not_divided_by_what_may_be_minus_one(
+    word: str, divisor: object, bases: dict[str, File], tmp_path: Path
+) -> None:
+    """Torch ends the process where it divides the lowest by it, rounding towards zero."""
+
+    def divide(file: File) -> None:
+        file.tensors.update(evil=torch.full((4,), -(2**63)), other=torch.full((4,), -1))
+        made = [["get_attr", name, name, ["tuple"], ["dict"], ["dict"]] for name in ("evil", "other")]
+        by = ["node", "other"] if divisor == "data" else divisor
+        how = ["dict", ["rounding_mode", "trunc"]]
+        call = ["call_function", "quotient", word, ["tuple", ["node", "evil"], by], how, ["dict"]]
+        file.graph[1:1] = [*made, call]
+        file.give("quotient")
+
+    path = tmp_path / "made.fq"
+    write(forged(bases["conv"], divide), path)
+    if divisor == 3 and word != "torch.ops.aten.div_.Tensor_mode":  # which would write to the file's tensors
+        fq.load(path, engine="reference")(inputs("conv"))
+    elif divisor != 3:
+        with pytest.raises(fq.ArchiveError, match="divides integers by what may be -1"):
+            fq.load(path, engine="reference")
+
+
 @pytest.mark.parametrize("count", [2, ["node", "n"]], ids=["of the file", "of the input"])
 def test_weights_of_group_norms_lie_as_they_are_read(count: object, bases: dict[str, File], tmp_path: Path) -> None:
     """Torch reads as many numbers behind the first as there are channels, whatever the strides say."""

@@ -56,6 +56,8 @@ def check_values(
         raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
     if word == "repeat_interleave" and not is_whole(_given(node, args, kwargs, 1, "repeats"), 0):
         raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
+    if word.rstrip("_") in ("div", "divide") and kwargs.get("rounding_mode") == "trunc":
+        _check_quotient([*args, *(kwargs[name] for name in ("input", "self", "other") if name in kwargs)])
     if word in _PARTS:
         _check_parts(node, word, args, kwargs)
     op = OPS.of_node(node, region)
@@ -94,6 +96,15 @@ def _check_named(op: torch._ops.OpOverload, args: tuple[object, ...], kwargs: Ma
         value = given.get(argument.name)
         if kinds is not None and value is not None and not isinstance(value, kinds):
             raise ArchiveError(f"{argument.name}={value!r} is no {kinds[0].__name__}.")
+
+
+def _check_quotient(given: list[object]) -> None:
+    """Torch ends the process where it divides the lowest integer by -1, and rounds towards zero."""
+    whole = [
+        not each.is_floating_point() if isinstance(each, Tensor) else not isinstance(each, float) for each in given
+    ]
+    if all(whole) and not is_whole(given[-1], 0) and not is_whole(given[-1], -(2**63), -2):
+        raise ArchiveError("it divides integers by what may be -1, and rounds towards zero. Round down, which is safe.")
 
 
 def _check_parts(node: fx.Node, word: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
