@@ -28,6 +28,7 @@ class OpenVino(Runtime["_Models"]):
     """Runs a converted graph in OpenVINO. See `Runtime`."""
 
     engine = package = "openvino"
+    bits = 32
     gemm = False  # it moves scales through the reshapes, and fails on some shapes
 
     def _adapt(self, graph: ir.Model) -> None:

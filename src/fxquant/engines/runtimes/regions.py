@@ -23,7 +23,7 @@ from fxquant.engines.example import example_of
 from fxquant.engines.made_from import MadeFrom, made_from
 from fxquant.engines.onednn.lower import lower
 from fxquant.engines.onednn.runner import OneDnn
-from fxquant.engines.runtimes.runtime import AnyRuntime
+from fxquant.engines.runtimes.runtime import AnyRuntime, OutOfBounds
 from fxquant.errors import ConfigError, FxQuantError
 from fxquant.export.reference import reference_of
 from fxquant.graph import torch_compat
@@ -103,6 +103,8 @@ class RegionRunner(Runner):
                 reason = "It computes something else from tensors that lie so in memory."
         except ConfigError as error:
             return self._pass_on("with other arguments than in the example", region, args, kwargs, str(error))
+        except OutOfBounds as error:
+            reason = str(error)  # what oneDNN raises is not raised because of it
         except FxQuantError as error:
             answer = self.lowered(region, args, kwargs)  # raises if it is the call that is wrong
             self.failed = str(error)

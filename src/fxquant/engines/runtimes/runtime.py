@@ -27,6 +27,10 @@ Array = NDArray[Any]
 Session = TypeVar("Session")
 
 
+class OutOfBounds(FxQuantError):
+    """A call has integers that the runtime would misread; torch has an answer, or an error."""
+
+
 class Runtime(ABC, Generic[Session]):
     """What all runtimes share; called like the model. A subclass names its `engine`, and gives `_open` and `_run`.
 
@@ -35,6 +39,7 @@ class Runtime(ABC, Generic[Session]):
 
     engine = ""
     package = ""
+    bits = 64  # in which integers of 64 are computed
     gemm = True  # see to_onnx
 
     def __init__(
@@ -64,6 +69,7 @@ class Runtime(ABC, Generic[Session]):
             )
         self.wanted = [_wanted(value, caller) for value in graph.graph.inputs]
         self._adapt(graph)
+        self.limits, self.counted = _guarded(graph, self.bits, caller)
         self.onnx_bytes = serialize(graph, caller)
         self.signature = signature
         self._session: Session | None = None
@@ -73,19 +79,20 @@ class Runtime(ABC, Generic[Session]):
         return self.run(self.signature.flatten(args, kwargs))
 
     def refuses(self, tensors: list[Tensor]) -> str | None:
-        """Tell why these cannot be run, if so: the graph was made for other sizes or dtypes."""
+        """Tell why these cannot be run, if so: the graph was made for other sizes or dtypes, and for some samples."""
         batch = None
         for tensor, (dtype, sizes) in zip(tensors, self.wanted, strict=True):
             if tensor.dtype is not dtype or tensor.device.type != "cpu" or tensor.dim() != len(sizes):
                 return self._unlike(tensor, dtype, sizes)
             for size, wanted in zip(tensor.shape, sizes, strict=True):
                 batch = size if wanted is None and batch is None else batch
-                if size != (batch if wanted is None else wanted):
+                if size != (batch if wanted is None else wanted) or (wanted is None and size == 0):
                     return self._unlike(tensor, dtype, sizes)
         return None
 
     def run(self, tensors: list[Tensor]) -> object:
-        """Return what the model returns for the tensors of a call."""
+        """Return what the model returns for the tensors of a call. What it cannot take raises `OutOfBounds`."""
+        self._look(tensors)
         try:
             if self._session is None or self._threads != torch.get_num_threads():
                 self._threads = torch.get_num_threads()
@@ -95,7 +102,18 @@ class Runtime(ABC, Generic[Session]):
         except Exception as error:  # the runtimes have errors of their own, derived from Exception
             shown = ", ".join(_shown(tensor) for tensor in tensors)
             raise FxQuantError(f"engine={self.engine!r} cannot run on inputs {shown}.\n{error}") from error
+        if self.counted and int(outputs.pop()):
+            raise OutOfBounds("An index that it computes is out of bounds, or counts from the end.")
         return self.signature.unflatten(outputs)
+
+    def _look(self, tensors: list[Tensor]) -> None:
+        """Look whether inputs that are indices are in bounds."""
+        for tensor, limits in zip(tensors, self.limits, strict=True):
+            if limits is not None and tensor.numel():
+                low, high = (int(end) for end in torch.aminmax(tensor.detach()))
+                if low < limits[0] or high > limits[1]:
+                    shown = low if low < limits[0] else high
+                    raise OutOfBounds(f"An input holds {shown}, and {self.engine} is given {limits[0]} to {limits[1]}.")
 
     def _adapt(self, graph: ir.Model) -> None:
         """Change the ONNX graph in place, to what this runtime reads best."""
@@ -132,6 +150,17 @@ def _wanted(value: ir.Value, caller: str) -> tuple[torch.dtype, tuple[int | None
         return torch.from_numpy(np.empty(0, value.dtype.numpy())).dtype, sizes
     except TypeError as error:
         raise ConfigError(f"{caller}: input {value.name!r} is {value.dtype.name}, which numpy lacks.") from error
+
+
+def _guarded(graph: ir.Model, bits: int, caller: str) -> tuple[tuple[tuple[int, int] | None, ...], bool]:
+    """Guard the indices of a graph: the limits of its inputs, and whether it has an output more."""
+    from fxquant.engines.runtimes.guard_indices import guard_indices
+
+    try:
+        guards = guard_indices(graph.graph, bits)
+    except FxQuantError as error:
+        raise FxQuantError(f"{caller} cannot take this graph: {error}") from error
+    return guards.limits, guards.counted
 
 
 def serialize(graph: ir.Model, caller: str) -> bytes:

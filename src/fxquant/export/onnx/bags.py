@@ -13,7 +13,7 @@ from onnxscript import opset18
 
 Value = Any  # a tensor while the graph is being built
 op: Any = opset18
-_INT, _FLOAT = int(ir.DataType.INT64), int(ir.DataType.FLOAT)
+_INT, _SHORT, _FLOAT = int(ir.DataType.INT64), int(ir.DataType.INT32), int(ir.DataType.FLOAT)
 _LOWEST = -3.4028234663852886e38
 _SUM, _MEAN, _MAX = range(3)
 
@@ -33,9 +33,11 @@ def embedding_bag(
     one, zero = _ints(1), _ints(0)
     count = op.Shape(indices)
     bags = op.Shape(offsets)
-    line = op.Expand(zero, op.Add(count, one))  # an offset may be behind the last row
-    starts = op.ScatterElements(line, offsets, op.Expand(one, bags), axis=0, reduction="add")
-    bag = op.Sub(op.CumSum(op.Slice(starts, zero, count), _constant(0, _INT)), one)
+    line = op.Expand(_constant([0], _SHORT), op.Add(count, one))  # an offset may be behind the last row
+    line.shape = _more(indices)
+    starts = op.ScatterElements(line, offsets, op.Expand(_constant([1], _SHORT), bags), axis=0, reduction="add")
+    bag = op.Sub(op.CumSum(op.Slice(starts, zero, count), _constant(0, _INT)), _constant([1], _SHORT))
+    bag = op.Cast(bag, to=_INT)
     if include_last_offset:
         bags = op.Sub(bags, one)
         if mode == _MAX:  # torch gives the last bag what comes behind the last offset
@@ -49,10 +51,13 @@ def embedding_bag(
     lines = op.Concat(op.Add(bags, one), op.Slice(op.Shape(rows), one, _ints(2)), axis=0)
     places = op.Expand(op.Unsqueeze(bag, one), op.Shape(rows))
     start, how = (_LOWEST, "max") if mode == _MAX else (0.0, "add")
-    made = op.ScatterElements(op.Expand(_constant(start, _FLOAT), lines), places, rows, axis=0, reduction=how)
+    empty = op.Expand(_constant(start, _FLOAT), lines)
+    empty.shape = ir.Shape([*_more(offsets), weight.shape[1]])
+    made = op.ScatterElements(empty, places, rows, axis=0, reduction=how)
     if mode != _SUM:
         ones = op.Expand(_constant([1.0], _FLOAT), count)
         none = op.Expand(_constant([0.0], _FLOAT), op.Add(bags, one))
+        none.shape = _more(offsets)
         sizes = op.Unsqueeze(op.ScatterElements(none, bag, ones, axis=0, reduction="add"), one)
         if mode == _MEAN:
             made = op.Div(made, op.Max(sizes, _constant(1.0, _FLOAT)))
@@ -60,6 +65,12 @@ def embedding_bag(
             made = op.Where(op.Greater(sizes, _constant(0.0, _FLOAT)), made, _constant(0.0, _FLOAT))
     result = op.Slice(made, zero, bags)
     return result, bag, bags, bags
+
+
+def _more(like: Value) -> ir.Shape:
+    """Return the shape of a line of one more, which says that it is not empty."""
+    size = like.shape[0]
+    return ir.Shape([size + 1 if isinstance(size, int) else f"{size} + 1"])
 
 
 def _ints(value: int) -> Value:

@@ -22,6 +22,7 @@ from onnxscript import opset18, opset21
 from onnxscript.function_libs.torch_lib.ops import nn
 
 from fxquant.export.onnx.bags import embedding_bag
+from fxquant.export.onnx.integers import divide, one_hot
 from fxquant.graph import torch_compat
 
 Value = Any  # a tensor while the graph is being built
@@ -47,6 +48,9 @@ def translations(*, gemm: bool) -> dict[Callable[..., object], Callable[..., obj
         torch.ops.aten.embedding_bag.padding_idx: embedding_bag,
         torch.ops.aten._embedding_bag.default: embedding_bag,
         torch.ops.aten._embedding_bag_forward_only.default: embedding_bag,
+        torch.ops.aten.div.Tensor_mode: divide,
+        torch.ops.aten.div.Scalar_mode: divide,
+        torch.ops.aten.one_hot.default: one_hot,
     }
 
 
