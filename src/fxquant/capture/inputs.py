@@ -114,7 +114,7 @@ def as_call(slots: tuple[Slot, ...], values: Mapping[str, object]) -> tuple[tupl
 def add_placeholders(create: Create, slots: tuple[Slot, ...], *, lazy: bool = False) -> dict[str, object]:
     """Write placeholders and their checks; by slot name, what the model's code is to see.
 
-    `lazy` containers are looked into when the code does (given.py); else their structure is fixed as a whole.
+    `lazy` containers are looked into when the code does (symbolic/given.py); else their structure is fixed as a whole.
     """
     placeholders: list[tuple[Slot, Any, bool]] = []
     defaults_began = False

@@ -52,7 +52,7 @@ def is_dequantize(node: object) -> bool:
 
 
 def is_dynamic(node: object) -> bool:
-    """Tell whether a node dequantizes a tensor whose grid was found at run time (lower_dynamic.py)."""
+    """Tell whether a node dequantizes a tensor whose grid was found at run time (onednn/lower_dynamic.py)."""
     return isinstance(node, fx.Node) and node.target is kernels.dequantize and isinstance(node.args[1], fx.Node)
 
 

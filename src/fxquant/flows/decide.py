@@ -22,11 +22,11 @@ from fxquant.engines.table import as_engine
 from fxquant.flows.pipelines import ADAPT, DECIDE, DECIDE_QAT, WATCH
 from fxquant.graph.amendments import Amendments
 from fxquant.graph.clone_tree import clone_tree
-from fxquant.graph.context import Context
+from fxquant.graph.context import Context, Needs
 from fxquant.graph.notes import PrepareRequest
 from fxquant.graph.region import Region, preparation_of, regions
 from fxquant.graph.run_passes import run_passes
-from fxquant.passes.watch import Needs, needs
+from fxquant.passes.watch import needs
 
 
 def decide(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, fx, nn
 
@@ -16,10 +15,12 @@ from fxquant.config.custom_config import PrepareCustomConfig
 from fxquant.config.rules import Rules
 from fxquant.config.spec import Spec
 from fxquant.config.target import Target
-from fxquant.graph.algorithm import Algorithm
+from fxquant.graph.algorithm import Algorithm, Statistic
 from fxquant.graph.amendments import Amendments
 from fxquant.ops.table import OPS, OpTable
 
+# what is to be known of which tensors: of several where one observer is to see them all
+Needs = list[tuple[tuple[str, ...], Spec | Statistic]]
 # writes a check that a tensor has this rank into a graph
 Guard = Callable[[fx.Graph, fx.Node, int], None]
 
@@ -30,8 +31,9 @@ class Context:
 
     Without `rules`, those that were asked before stand. `target` is None as long as it is open. `uncalibrated` is a
     model that saw no data at all: its grids come with a state_dict. `guard` is for graphs whose sizes are not known.
-    `tied` and `shared` are what the regions of one run have in common: the integers, and the quantizers, of weights
-    that are one tensor.
+    `own_rules`: it is a standalone module with rules of its own. `needs` is what the targets that it may be decided for
+    want watched. `amendments` change what the rules answer. `tied` and `shared` are what the regions of one run have in
+    common: the integers, and the quantizers, of weights that are one tensor.
     """
 
     path: str = ""
@@ -46,7 +48,7 @@ class Context:
     uncalibrated: bool = False
     guard: Guard | None = None
     algorithms: tuple[Algorithm, ...] = ()
-    needs: Sequence[Any] = ()
+    needs: Sequence[Needs] = ()
     amendments: Amendments = field(default_factory=Amendments)
     tied: dict[tuple[int, Spec], tuple[Tensor, tuple[Tensor, Tensor, Tensor]]] = field(default_factory=dict)
     shared: dict[tuple[int, Spec], nn.Module] = field(default_factory=dict)

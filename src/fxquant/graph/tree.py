@@ -105,13 +105,13 @@ def all_left(model: nn.Module) -> tuple[Left, ...]:
     )
 
 
-def place_regions(model: nn.Module, root: str = "", outer: tuple[tuple[str, str], ...] = ()) -> None:
-    """Tell every region of a model where it stands: `root` is the model's own path, `outer` what is around that."""
+def place_regions(model: nn.Module) -> None:
+    """Tell every region of a model where it stands."""
     for path, region in regions(model):
         steps = path.split(".") if path else []
         above = [".".join(steps[:count]) for count in range(len(steps))]
-        around = [(join_path(root, at), class_name(user_class(model.get_submodule(at)))) for at in above]
-        set_origin(region, replace(origin_of(region), path=join_path(root, path), outer=(*outer, *around)))
+        around = tuple((at, class_name(user_class(model.get_submodule(at)))) for at in above)
+        set_origin(region, replace(origin_of(region), path=path, outer=around))
 
 
 def weighted_parts(module: nn.Module, ops: OpTable = OPS) -> dict[str, int]:

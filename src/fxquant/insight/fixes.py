@@ -67,7 +67,7 @@ def try_fixes(sides: Sides, found: Comparison, data: Sequence[object], *, most: 
 
     base = ask(Change())
     gains = []
-    for kernel in _promising(sides, found, nodes)[:most]:
+    for kernel in _promising(found, nodes)[:most]:
         value = ask(Change(floating=with_followers(sides, frozenset({kernel}))))
         path, kind = _name(sides, kernel, nodes[kernel])
         gains.append(KernelGain(kernel=kernel, path=path, kind=kind, sqnr=value, gain=value - base))
@@ -84,7 +84,7 @@ def try_fixes(sides: Sides, found: Comparison, data: Sequence[object], *, most: 
     )
 
 
-def _promising(sides: Sides, found: Comparison, nodes: dict[Kernel, list[fx.Node]]) -> list[Kernel]:
+def _promising(found: Comparison, nodes: dict[Kernel, list[fx.Node]]) -> list[Kernel]:
     """Kernels by the error that enters in them, and in what they read."""
     enters = {(row.region, row.node): row.enters for row in found}
 

@@ -38,8 +38,9 @@ def moved(x: Whole, name: str) -> Whole:
     return Whole(tensor=name, scale=x.scale, axis=x.axis, zero=x.zero, bound=x.bound, grid=x.grid)
 
 
-def shape_of(node: fx.Node, index: int) -> Sequence[int | torch.SymInt]:
-    source: Any = node.args[index]
+def shape_of(node: fx.Node) -> Sequence[int | torch.SymInt]:
+    """Return the shape of what a node reads first."""
+    source: Any = node.args[0]
     shape: Sequence[Any] = source.meta["val"].shape
     return shape
 

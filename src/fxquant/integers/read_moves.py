@@ -39,7 +39,7 @@ def reshape(reader: Reader, node: fx.Node, at: Args) -> Value:
 
 def permute(reader: Reader, node: fx.Node, at: Args) -> Value:
     x = one_scale(reader, node, at["self"])
-    rank = len(shape_of(node, 0))
+    rank = len(shape_of(node))
     if "dims" in at:
         axes = [axis % rank for axis in at["dims"]]
     else:
@@ -51,7 +51,7 @@ def permute(reader: Reader, node: fx.Node, at: Args) -> Value:
 
 def slice_(reader: Reader, node: fx.Node, at: Args) -> Value:
     x = one_scale(reader, node, at["self"])
-    axis = int(at["dim"]) % len(shape_of(node, 0))
+    axis = int(at["dim"]) % len(shape_of(node))
     start, stop = at["start"], at["end"]
     stop = None if stop is None or stop >= 2**31 else stop
     return moved(x, reader.emit("slice", node, [x.tensor], axis=axis, start=start, stop=stop, step=at["step"]))
@@ -59,13 +59,13 @@ def slice_(reader: Reader, node: fx.Node, at: Args) -> Value:
 
 def select(reader: Reader, node: fx.Node, at: Args) -> Value:
     x = one_scale(reader, node, at["self"])
-    axis = int(at["dim"]) % len(shape_of(node, 0))
+    axis = int(at["dim"]) % len(shape_of(node))
     return moved(x, reader.emit("take", node, [x.tensor], index=int(at["index"]), axis=axis))
 
 
 def split(reader: Reader, node: fx.Node, at: Args) -> tuple[Value, ...]:
     x = one_scale(reader, node, at["self"])
-    axis = int(at["dim"]) % len(shape_of(node, 0))
+    axis = int(at["dim"]) % len(shape_of(node))
     start, parts = 0, []
     for value in node.meta["val"]:
         stop = start + int(value.shape[axis])

@@ -121,7 +121,7 @@ def matmul(reader: Reader, node: fx.Node, at: Args) -> Value:
     ]
     if any(value.axis is not None for value in pair):
         reader.refuse(node, "an operand has a scale for each channel")
-    depth = int(shape_of(node, 0)[-1])
+    depth = int(shape_of(node)[-1])
     bound = reader.check_bound(node, pair[0].bound * pair[1].bound * depth, is_binary(pair[0].scale + pair[1].scale))
     name = reader.emit("matmul", node, [value.tensor for value in pair])
     return Whole(tensor=name, scale=(pair[0].scale[0] * pair[1].scale[0],), axis=None, zero=0, bound=bound)

@@ -19,7 +19,7 @@ def max_pool(reader: Reader, node: fx.Node, at: Args) -> Value:
     rank = rank_of(node)
     kernel, padding = spread(at["kernel_size"], rank), spread(at["padding"], rank)
     stride, dilation = spread(at["stride"] or kernel, rank), spread(at["dilation"], rank)
-    sizes, results = shape_of(node, 0)[-rank:], node.meta["val"].shape[-rank:]
+    sizes, results = shape_of(node)[-rank:], node.meta["val"].shape[-rank:]
     reach = [(size - 1) * gap + 1 for size, gap in zip(kernel, dilation, strict=True)]
     after = [
         (int(count) - 1) * step + far - int(size) - low
@@ -41,7 +41,7 @@ def avg_pool(reader: Reader, node: fx.Node, at: Args) -> Value:
     rank = rank_of(node)
     kernel, padding = spread(at["kernel_size"], rank), spread(at["padding"], rank)
     stride = spread(at["stride"] or kernel, rank)
-    sizes, results = shape_of(node, 0)[-rank:], node.meta["val"].shape[-rank:]
+    sizes, results = shape_of(node)[-rank:], node.meta["val"].shape[-rank:]
     first = len(node.meta["val"].shape) - rank
     starts, ends, counts = [], [], []
     for axis in range(rank):
@@ -60,7 +60,7 @@ def avg_pool(reader: Reader, node: fx.Node, at: Args) -> Value:
 def adaptive_avg_pool(reader: Reader, node: fx.Node, at: Args) -> Value:
     x = reader.centered(node, reader.whole(node, at["self"]))
     rank = rank_of(node)
-    sizes, results = shape_of(node, 0)[-rank:], node.meta["val"].shape[-rank:]
+    sizes, results = shape_of(node)[-rank:], node.meta["val"].shape[-rank:]
     first = len(node.meta["val"].shape) - rank
     starts, ends = [], []
     for size, count in zip(map(int, sizes), map(int, results), strict=True):
@@ -72,7 +72,7 @@ def adaptive_avg_pool(reader: Reader, node: fx.Node, at: Args) -> Value:
 
 def mean(reader: Reader, node: fx.Node, at: Args) -> Value:
     x = reader.centered(node, reader.whole(node, at["self"]))
-    shape = shape_of(node, 0)
+    shape = shape_of(node)
     dims = range(len(shape)) if at.get("dim") is None else at["dim"]
     axes = sorted(axis % len(shape) for axis in dims)
     sizes = [shape[axis] for axis in axes]
@@ -133,7 +133,7 @@ def blended(reader: Reader, node: fx.Node, at: Args) -> Value:
 
 def _resized(node: fx.Node, at: Args) -> list[tuple[int, int, int, float | None]]:
     """(axis, old size, new size, factor if it was given) of each axis."""
-    old, new = shape_of(node, 0), node.meta["val"].shape
+    old, new = shape_of(node), node.meta["val"].shape
     factors = at.get("scale_factors")
     factors = [None] * (len(new) - 2) if at.get("output_size") or not factors else factors
     return [(axis, int(old[axis]), int(new[axis]), factors[axis - 2]) for axis in range(2, len(new))]

@@ -99,7 +99,7 @@ class Reader:
         if ratio.is_one and value.axis is None:
             return value
         if not ratio.exact:
-            self.note_multiplier(node)
+            self.note_multiplier()
         bound = int(value.bound * max(value.scale) / to) + 1
         name = self._requantize(node, value, to, low=None, high=None, zero_point=0, rounding="half_even", named=None)
         return Whole(tensor=name, scale=(to,), axis=None, zero=0, bound=bound)
@@ -113,7 +113,7 @@ class Reader:
             return [self.rescaled(node, value, finest) for value in values]
         return [self.rescaled(node, value, max(scales) / 2**_EXTRA) for value in values]
 
-    def note_multiplier(self, node: fx.Node) -> None:
+    def note_multiplier(self) -> None:
         self.note("scales are floats: M * 2^-n stands for their ratios, and a tie may round to the other side")
 
     def check_bound(self, node: fx.Node, bound: int, is_binary: bool = True) -> int:
@@ -167,7 +167,7 @@ class Reader:
     def _requantize(self, node: fx.Node, whole: Whole, to: Fraction, *, named: str | None, **ends: object) -> str:
         ratio = ratio_of(whole.scale, to, whole.bound)
         if not ratio.exact:
-            self.note_multiplier(node)
+            self.note_multiplier()
         if whole.bound * max(ratio.multiplier) << max(0, -min(ratio.shift)) >= _WIDEST:
             self.refuse(node, "its scales are too far apart for 62 bits")
         return self.emit(

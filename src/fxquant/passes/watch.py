@@ -17,7 +17,7 @@ from torch import fx, nn
 from fxquant.config.spec import Spec
 from fxquant.errors import ConfigError, StageError
 from fxquant.graph.algorithm import Statistic
-from fxquant.graph.context import Context
+from fxquant.graph.context import Context, Needs
 from fxquant.graph.nodes import last_input
 from fxquant.graph.notes import STATISTICS
 from fxquant.graph.paths import find_module, free_path
@@ -28,9 +28,6 @@ from fxquant.numerics.observers.table import Observer
 from fxquant.numerics.observers.watcher import Watcher
 from fxquant.numerics.statistics import Statistics, kept_for, label, without_repeats
 from fxquant.passes.watched_tensor import watched_tensor
-
-# what, of which tensors: several where one observer is to see them all
-Needs = list[tuple[tuple[str, ...], Spec | Statistic]]
 
 
 def needs(region: Region, context: Context) -> Needs:

@@ -1,7 +1,7 @@
 """What torch.export took for granted about sizes, as conditions that can be checked at run time.
 
 Export writes its guards as Python expressions such as `L['x'].size()[1] % 2 == 0`. Here they become expressions over
-`s[tensor][dim]`, read as data (conditions.py), together with the sizes that export fixed.
+`s[tensor][dim]`, read as data (capture/conditions.py), together with the sizes that export fixed.
 """
 
 from __future__ import annotations

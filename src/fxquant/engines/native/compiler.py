@@ -18,10 +18,10 @@ _lock = threading.Lock()
 _LEVEL = 1
 
 
-def module_text(functions: Iterable[Function], machine: Machine, extra: str = "", used: Iterable[str] = ()) -> str:
-    """Return the IR of a module with some functions in it; `extra` is more text, which uses these intrinsics."""
+def module_text(functions: Iterable[Function], machine: Machine) -> str:
+    """Return the IR of a module with some functions in it."""
     functions = list(functions)
-    names = sorted({name for function in functions for name in function.used} | set(used))
+    names = sorted({name for function in functions for name in function.used})
     bits = 8 * machine.width
     attributes = f'"prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}"'
     return "\n".join(
@@ -29,7 +29,6 @@ def module_text(functions: Iterable[Function], machine: Machine, extra: str = ""
             f'target triple = "{machine.triple}"',
             *(declaration(name) for name in names),
             *(function.text() for function in functions),
-            extra,
             f"attributes #0 = {{ nounwind {attributes} }}",
         )
     )
