@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.errors import CaptureError, InputError
+from fxquant.graph import torch_compat
 from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
 
@@ -150,3 +151,11 @@ def test_a_batch_size_that_the_graph_does_not_use_is_open(kind: str) -> None:
     else:
         with pytest.raises(fq.FxQuantError, match=r"size\(0\) == 2"):
             quantized(torch.randn(5, 6))
+
+
+def test_checks_of_exported_programs_are_known_by_their_class() -> None:
+    """A class of the user's with the same name computes something."""
+    user_class = type("GuardsFn", (nn.ReLU,), {})
+    assert not torch_compat.is_guards(user_class())
+    made = dynamic(nn.Linear(10, 10), torch.randn(4, 10))
+    assert [torch_compat.is_guards(part) for part in made.modules()] == [False, True]

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -220,7 +221,7 @@ class Snapshot:
         elif hasattr(cls, "cache_info") and hasattr(cls, "cache_clear"):
             self._add(value, CACHE)
             self._visit(getattr(value, "__wrapped__", None))
-        elif cls.__module__ == "numpy" and cls.__name__ == "ndarray":
+        elif cls is np.ndarray:
             self._add(value, ARRAY)
         elif isinstance(value, (torch.Generator, random.Random)):
             self._add(value, RANDOM if isinstance(value, torch.Generator) else PYTHON_RANDOM)
