@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-WOULD_BE = {"passes/drop_repeats.py", "tests/passes/test_drop_repeats.py"}  # the example of writing_a_pass.md
+WOULD_BE = {"passes/drop_second_relus.py", "tests/passes/test_drop_second_relus.py"}  # the example of writing_a_pass.md
 ELSEWHERE = {"adding_an_op.md", "algorithms.md"}  # tests of their own run these, and ask for more
 GUIDES = ["../README.md", *sorted(path.name for path in DOCS.glob("*.md") if path.name not in ELSEWHERE)]
 GUIDES = [name for name in GUIDES if "```python" in (DOCS / name).read_text()]

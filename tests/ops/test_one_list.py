@@ -12,7 +12,8 @@ from fxquant.ops.table import OPS
 
 PACKAGE = Path(__file__).parents[2] / "src" / "fxquant"
 # what a target claims, and a kernel for exactly that kind
-OWN_MATTER = ("ops/", "targets/", "engines/onednn/", "engines/native/")
+ENGINES = (path.name for path in (PACKAGE / "engines").iterdir() if path.is_dir() and path.name != "runtimes")
+OWN_MATTER = ("ops/", "targets/", *(f"engines/{name}/" for name in ENGINES))
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if not str(path.relative_to(PACKAGE)).startswith(OWN_MATTER)]
 
 
