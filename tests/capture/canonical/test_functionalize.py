@@ -212,6 +212,66 @@ def test_the_input_is_left_alone(method: Method) -> None:
     assert torch.equal(x, before)
 
 
+def index_copy(y: Tensor, cache: Tensor) -> Tensor:
+    cache.index_copy_(1, torch.tensor([1]), y[:, None])
+    return cache.mean(1)
+
+
+def scatter(y: Tensor, cache: Tensor) -> Tensor:
+    return cache.scatter_(1, torch.ones(3, 1, 4, dtype=torch.long), y[:, None]).mean(1)
+
+
+def overwrite(y: Tensor, cache: Tensor) -> Tensor:
+    cache.copy_(y[:, None].expand_as(cache))
+    return y
+
+
+def add_to_slice(y: Tensor, cache: Tensor) -> Tensor:
+    cache[:, 1] += y
+    return cache.sum(1)
+
+
+def average(y: Tensor, cache: Tensor) -> Tensor:
+    return cache.lerp_(y[:, None], 0.5).mean(1)
+
+
+def clear(y: Tensor, cache: Tensor) -> Tensor:
+    cache.zero_()
+    return y + cache.mean(1)
+
+
+def double(y: Tensor, cache: Tensor) -> Tensor:
+    cache.mul_(2)
+    return y
+
+
+class Caching(nn.Module):
+    def __init__(self, write: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.write, self.last = nn.Linear(4, 4), write, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, cache: Tensor) -> Tensor:
+        y: Tensor = self.last(self.write(self.first(x), cache))
+        return y
+
+
+@both
+@pytest.mark.parametrize("write", [index_copy, scatter, overwrite, add_to_slice, average, clear, double])
+def test_what_is_written_into_an_input_is_there(write: Callable[[Tensor, Tensor], Tensor], method: Method) -> None:
+    torch.manual_seed(0)
+    model, x, cache = Caching(write).eval(), torch.randn(3, 4), torch.randn(3, 2, 4)
+    wanted = cache.clone()
+    expected = model(x, wanted)
+    mapping = fq.get_default_qconfig_mapping("x86")
+    prepared = fq.prepare_fx(model, mapping, (x, cache.clone()), method=method)
+    prepared(x, cache.clone())
+    for engine in ("reference", "onednn"):
+        found = cache.clone()
+        made = fq.convert_fx(prepared, engine=engine)(x, found)
+        torch.testing.assert_close(found, wanted, atol=0.05, rtol=0)
+        torch.testing.assert_close(made, expected, atol=0.05, rtol=0)
+
+
 def test_functionalize_does_nothing_twice() -> None:
     region = capture(Of(base_read_again), (torch.randn(3, 4),), method="symbolic")
     before = str(region.graph)

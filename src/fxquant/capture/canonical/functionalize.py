@@ -2,10 +2,11 @@
 
     y = relu_(x); z = x + 1     ->     y = relu(x); z = y + 1
 
-That is right only if nothing else shares x's memory and is read later. Where something does, and for mutation that
-has no out-of-place twin (`x[i] = y`, `copy_`), the mutation stays and every node that may share that memory gets
-`meta["mutated"] = True`, so that annotate leaves it in float. A product that reads such a tensor gets it through
-`read_now`, so that it is observed and rounded where it is read, not where it was made.
+That is right only if nothing else shares x's memory and is read later. The caller may do so: what is computed and then
+written into an input (a cache) stays there; a `relu_` of an input leaves the caller's tensor alone. Where something
+does, and for mutation that has no out-of-place twin (`x[i] = y`, `copy_`), the mutation stays and every node that may
+share that memory gets `meta["mutated"] = True`, so that annotate leaves it in float. A product that reads such a tensor
+gets it through `read_now`, so that it is observed and rounded where it is read, not where it was made.
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ def functionalize(region: Region, ops: OpTable = OPS) -> None:
         sets = AliasSets(graph, region, ops, mutates)
         same = AliasSets(graph, region, ops, mutates, views=False)
         order = {node: i for i, node in enumerate(graph.nodes)}
-        private = {node: _is_private(node, mutates, same if _is_view(node, ops) else sets, order) for node in mutates}
+        private = {
+            node: _is_private(node, mutates, same, order)
+            if _is_view(node, ops)
+            else _is_private(node, mutates, sets, order) and not _is_for_the_caller(node, mutates[node], sets, order)
+            for node in mutates
+        }
         for node in mutates:
             _rewrite(node, region, ops, private[node], sets)
         _read_in_order(region, ops)
@@ -120,6 +126,21 @@ def _is_private(node: fx.Node, mutates: dict[fx.Node, fx.Node], sets: AliasSets,
         if any(order[user] > at for user in other.users):
             return False
     return True
+
+
+def _is_for_the_caller(node: fx.Node, target: fx.Node, sets: AliasSets, order: dict[fx.Node, int]) -> bool:
+    """Tell whether an in-place op hands the caller something in an input, such as a cache.
+
+    It does if it writes what was computed there, fills it, or is not read afterwards; `relu_(x)` is for the model.
+    """
+    shared = list(sets.of(target))
+    if not any(other.op == "placeholder" for other in shared):
+        return False
+    if any(operand is not target and operand.op != "get_attr" for operand in node.all_input_nodes):
+        return True
+    if str(getattr(node.target, "__name__", node.target)).partition(".")[0] in ("fill_", "zero_"):
+        return True
+    return not node.users and not any(order[user] > order[node] for other in shared for user in other.users)
 
 
 def _source(node: fx.Node, mutates: dict[fx.Node, fx.Node]) -> fx.Node:
