@@ -36,7 +36,9 @@ def example_of(model: nn.Module) -> dict[str, object]:
             if value is not _UNKNOWN:
                 made[str(node.target)] = value
             elif not node.args:  # it has no default
-                raise ConfigError(f"argument {str(node.target)!r} is not known: the example inputs did not show it.")
+                container = any(user.target in (take_item, unpack) for user in node.users)
+                what = "holds what is no tensor" if container else "is not known: the example inputs did not show it"
+                raise ConfigError(f"argument {str(node.target)!r} {what}. Give example inputs, or use engine='onednn'.")
     return made
 
 

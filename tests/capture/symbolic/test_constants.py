@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -79,3 +80,23 @@ def test_what_is_written_before_it_meets_an_input_is_a_constant() -> None:
     model, x = Masked(item).eval(), torch.randn(4, 6, 8)
     quantized = fq.quantize(model, [x], engine="reference", method="symbolic")
     assert sqnr_db(model(x.flip(0)), quantized(x.flip(0))) > 25
+
+
+class Expanded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(8, 8).scatter_add(0, torch.arange(4)[:, None].expand(4, 8), self.fc(x))
+
+
+@pytest.mark.parametrize("method", ["symbolic", "export"])
+def test_an_expanded_one_is_loaded(method: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Expanded().eval(), torch.randn(4, 8)
+    mapping = fq.get_default_qconfig_mapping("x86")
+    quantized = fq.convert_fx(fq.calibrate(fq.prepare_fx(model, mapping, (x,), method=method), [x]))
+    fresh = fq.convert_fx(fq.prepare_fx(model, mapping, (x,), method=method))
+    fresh.load_state_dict(quantized.state_dict())
+    assert torch.equal(fresh(x), quantized(x))

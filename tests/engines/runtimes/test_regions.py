@@ -370,3 +370,36 @@ def test_modes_of_what_only_holds_tensors_are_no_change(caplog: pytest.LogCaptur
     with torch.no_grad():
         found.eval()(x)
     assert "not as it was converted" not in caplog.text
+
+
+class Spectrum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.rfft(self.fc(x))
+
+
+class Numbered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, given: dict[str, Any]) -> tuple[Tensor, int]:
+        return self.fc(given["x"]), given["number"]
+
+
+@pytest.mark.parametrize(
+    ("model", "arg", "match"),
+    [
+        (Spectrum(), torch.randn(2, 8), "gives complex tensors"),
+        (Numbered(), {"x": torch.randn(2, 8), "number": 3}, "holds what is no tensor"),
+    ],
+    ids=["complex", "number"],
+)
+def test_what_no_runtime_takes_is_said_at_conversion(model: nn.Module, arg: object, match: str) -> None:
+    prepared = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping("x86"), (arg,))
+    prepared(arg)
+    with pytest.raises(fq.ConfigError, match=f"{match}.*engine='onednn'"):
+        fq.convert_fx(prepared, engine="onnxruntime")

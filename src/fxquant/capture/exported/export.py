@@ -195,7 +195,7 @@ class _Builder:
             constant = self.program.constants[path]
             path = free_path(self.tree, path.replace(".", "_"))
             if isinstance(constant, torch.Tensor):
-                self.tree.register_buffer(path, constant.detach())
+                self.tree.register_buffer(path, constant.detach().clone())  # an expanded one cannot be loaded
             else:
                 setattr(self.tree, path, constant)
         created = self.graph.get_attr(path)

@@ -316,4 +316,4 @@ def _own_constants(tree: nn.Module, graph: fx.Graph) -> None:
         if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
             value = tree.__dict__.pop(str(node.target), None)
             if isinstance(value, torch.Tensor):
-                tree.register_buffer(str(node.target), value.detach())
+                tree.register_buffer(str(node.target), value.detach().clone())  # an expanded one cannot be loaded

@@ -29,6 +29,7 @@ from fxquant.export.reference import reference_of
 from fxquant.graph import torch_compat
 from fxquant.graph.context import Context
 from fxquant.graph.lowering import Runner
+from fxquant.graph.nodes import TensorInfo
 from fxquant.graph.notes import WRAPPED
 from fxquant.graph.paths import is_within
 from fxquant.graph.region import Region, lowering_of, origin_of, region_name, regions, set_origin
@@ -245,6 +246,10 @@ def _count_products(region: Region) -> int:
 def _make_runtime(region: Region, kind: type[AnyRuntime], *, alone: bool) -> AnyRuntime:
     """Return a region's QDQ graph in a runtime that was seen to compute the same."""
     region = _by_itself(region)
+    if _gives_complex(region):
+        raise ConfigError(
+            f"engine={kind.engine!r}: the model gives complex tensors, which ONNX lacks. Use engine='onednn'."
+        )
     example = example_of(region)
     try:
         runtime = kind(region, (), example_kwargs=example, alone=alone)
@@ -254,6 +259,12 @@ def _make_runtime(region: Region, kind: type[AnyRuntime], *, alone: bool) -> Any
     except Exception as error:  # exporters and runtimes have many of their own
         raise FxQuantError(f"engine={kind.engine!r} cannot take this graph. {type(error).__name__}: {error}") from error
     return runtime
+
+
+def _gives_complex(region: Region) -> bool:
+    given = next(node for node in region.graph.nodes if node.op == "output").all_input_nodes
+    infos = (node.meta.get("tensor") for node in given)
+    return any(isinstance(info, TensorInfo) and info.dtype.is_complex for info in infos)
 
 
 def _by_itself(region: Region) -> Region:
