@@ -33,6 +33,8 @@ class Machine:
     registers: int
     dot: Dot
     bf16: bool = False
+    halved: bool = False  # whether instructions run as two, each for half of a vector
+    hosts: tuple[str, ...] = ()  # CPUs by LLVM's names, where features do not tell
     rate: float = 200e9  # products in a second and core, roughly
 
     @property
@@ -83,6 +85,7 @@ AVX512 = Machine(
     name="avx512-vnni", triple=_X86, cpu="cascadelake", needs=_AVX512, width=64, registers=32, dot="vpdpbusd"
 )
 AVX512_BF16 = replace(AVX512, name="avx512-bf16", cpu="cooperlake", needs=(*_AVX512, "avx512bf16"), bf16=True)
+ZEN4 = replace(AVX512_BF16, name="avx512-zen4", hosts=("znver4",), halved=True)
 AVX512_256 = Machine(
     name="avx512-vnni-256", triple=_X86, cpu="cascadelake", needs=_AVX512, width=32, registers=32, dot="vpdpbusd"
 )
@@ -112,11 +115,13 @@ NEON = Machine(
 NEON_I8MM = replace(
     NEON, name="neon-i8mm", cpu="neoverse-n2", features="+dotprod,+i8mm", needs=("dotprod", "i8mm"), dot="usdot"
 )
-MACHINES = (AVX512_BF16, AVX512, AVX_VNNI, AVX512_256, AVX2, NEON_I8MM, NEON)
+MACHINES = (ZEN4, AVX512_BF16, AVX512, AVX_VNNI, AVX512_256, AVX2, NEON_I8MM, NEON)
 
 
 def runs_here(machine: Machine) -> bool:
     """Tell whether this CPU has what a machine needs."""
+    if machine.hosts and _cpu() not in machine.hosts:
+        return False
     return _arch() == machine.triple.partition("-")[0] and all(_features().get(name, False) for name in machine.needs)
 
 
@@ -131,6 +136,13 @@ def _arch() -> str:
     import llvmlite.binding as llvm
 
     return str(llvm.get_process_triple()).partition("-")[0]
+
+
+@functools.cache
+def _cpu() -> str:
+    import llvmlite.binding as llvm
+
+    return str(llvm.get_host_cpu_name())
 
 
 @functools.cache
