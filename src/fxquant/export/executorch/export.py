@@ -92,6 +92,8 @@ def export_executorch(
 
 def _lower(program: torch.export.ExportedProgram) -> tuple[Counter[str], ExecutorchProgramManager]:
     """Tell how often each op is called once delegates stand for what they run, and the program."""
+    # the forms of QDQ ops that stay outside of delegates: without them the first export in a process fails
+    import executorch.kernels.quantized  # noqa: F401
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
