@@ -64,6 +64,14 @@ def test_what_stays_outside_is_counted(tmp_path: Path) -> None:
     assert "prepare for target='xnnpack'" in str(account)
 
 
+def test_unsigned_activations_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    x = torch.randn(1, 3, 8, 8)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    made = fq.quantize(model, [x], target="x86-vnni", engine="reference", algorithms=())
+    with pytest.raises(fq.ConfigError, match=r"is in uint8. Quantize the model for target='xnnpack'"):
+        fq.export_executorch(made, tmp_path / "m.pte", x)
+
+
 def test_without_executorch_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "executorch" else found(name))

@@ -28,6 +28,7 @@ from fxquant.export.onnx.failure import failure, quiet
 from fxquant.export.onnx.signature import bind, parameters_of
 from fxquant.export.reference import reference_of
 from fxquant.files import replacing
+from fxquant.graph.region import regions
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -75,6 +76,7 @@ def export_executorch(
     if importlib.util.find_spec("executorch") is None:
         raise ConfigError(f"{_CALLER} needs executorch. Install with: pip install 'fxquant[executorch]'")
     tree = reference_of(model, _CALLER)
+    _refuse_unsigned(tree)
     fit_xnnpack(tree)
     example = bind(parameters_of(tree), *call_of(tree, example_inputs, example_kwargs, _CALLER))
     program = export_program(tree, example, _CALLER)
@@ -88,6 +90,17 @@ def export_executorch(
     delegates = counts["executorch_call_delegate"]
     outside = {name: count for name, count in sorted(counts.items()) if name not in _PLUMBING}
     return ExecuTorchFile(path=file, delegates=delegates, outside=outside)
+
+
+def _refuse_unsigned(tree: nn.Module) -> None:
+    """Raise for unsigned activations, which lower, or are left outside without a kernel, and then fail at load."""
+    for _, region in regions(tree):
+        for node in region.graph.nodes:
+            if torch.uint8 in node.args:
+                raise ConfigError(
+                    f"{_CALLER}: XNNPACK has no kernels on unsigned integers, and {str(node.args[0])!r} is in uint8. "
+                    "Quantize the model for target='xnnpack'."
+                )
 
 
 def _lower(program: torch.export.ExportedProgram) -> tuple[Counter[str], ExecutorchProgramManager]:
