@@ -153,14 +153,16 @@ def _checkpoint(net: nn.Module, folder: Path) -> None:
     write_checkpoint(folder / "a.pt", {"model": net}, [0.5], {})
 
 
-def _executorch(net: nn.Module, folder: Path) -> None:
+def _executorch(_: nn.Module, folder: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(2, 4)
+    net = fq.quantize(model, [x], target="xnnpack", engine="reference", algorithms=())
     lowered = (Counter(executorch_call_delegate=1), SimpleNamespace(buffer=b"program" * 20))
     find = importlib.util.find_spec
     with pytest.MonkeyPatch.context() as patch:  # executorch itself is seldom installed
         patch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "executorch" or find(name, *rest))
         patch.setattr("fxquant.export.executorch.export.export_program", lambda *args: None)
         patch.setattr("fxquant.export.executorch.export._lower", lambda program: lowered)
-        fq.export_executorch(net, folder / "net.pte", (torch.randn(2, 4),))
+        fq.export_executorch(net, folder / "net.pte", (x,))
 
 
 def _onnx_regions(net: nn.Module, folder: Path) -> None:

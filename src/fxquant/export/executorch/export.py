@@ -67,7 +67,8 @@ def export_executorch(
     Prepare it for the target "xnnpack". Needs `pip install 'fxquant[executorch]'`. See docs/export.md.
 
     Example:
-        >>> made = fq.export_executorch(fq.quantize(model, loader), "net.pte", loader[0])  # needs executorch
+        >>> quantized = fq.quantize(model, loader, target="xnnpack")
+        >>> made = fq.export_executorch(quantized, "net.pte", loader[0])  # needs fxquant[executorch]
     """
     file = Path(path)
     if not file.parent.is_dir() or file.is_dir():
