@@ -43,7 +43,8 @@ def functionalize(region: Region, ops: OpTable = OPS) -> None:
         private = {
             node: _is_private(node, mutates, same, order)
             if _is_view(node, ops)
-            else _is_private(node, mutates, sets, order) and not _is_for_the_caller(node, mutates[node], sets, order)
+            else _is_private(node, mutates, sets, order)
+            and not _is_for_the_caller(node, mutates[node], sets, order, ops)
             for node in mutates
         }
         for node in mutates:
@@ -128,15 +129,18 @@ def _is_private(node: fx.Node, mutates: dict[fx.Node, fx.Node], sets: AliasSets,
     return True
 
 
-def _is_for_the_caller(node: fx.Node, target: fx.Node, sets: AliasSets, order: dict[fx.Node, int]) -> bool:
+def _is_for_the_caller(
+    node: fx.Node, target: fx.Node, sets: AliasSets, order: dict[fx.Node, int], ops: OpTable
+) -> bool:
     """Tell whether an in-place op hands the caller something in an input, such as a cache.
 
-    It does if it writes what was computed there, fills it, or is not read afterwards; `relu_(x)` is for the model.
+    It does if it puts there what was computed, fills it, or is not read afterwards. The activations and the arithmetic
+    of the op table are for the model: `relu_(x)`, `x += y`.
     """
     shared = list(sets.of(target))
     if not any(other.op == "placeholder" for other in shared):
         return False
-    if any(operand is not target and operand.op != "get_attr" for operand in node.all_input_nodes):
+    if ops.of(node.target) is None and any(operand is not target for operand in node.all_input_nodes):
         return True
     if str(getattr(node.target, "__name__", node.target)).partition(".")[0] in ("fill_", "zero_"):
         return True
