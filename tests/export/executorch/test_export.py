@@ -64,6 +64,7 @@ def test_what_stays_outside_is_counted(tmp_path: Path) -> None:
     assert "prepare for target='xnnpack'" in str(account)
 
 
+@needs_executorch
 def test_unsigned_activations_are_refused_with_what_to_do(tmp_path: Path) -> None:
     x = torch.randn(1, 3, 8, 8)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
