@@ -403,3 +403,20 @@ def test_what_no_runtime_takes_is_said_at_conversion(model: nn.Module, arg: obje
     prepared(arg)
     with pytest.raises(fq.ConfigError, match=f"{match}.*engine='onednn'"):
         fq.convert_fx(prepared, engine="onnxruntime")
+
+
+def test_copies_of_copies_of_a_changed_model_stay_on_onednn() -> None:
+    """The first copy that is called takes the changed tensors for what it is; its own copies must not."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5)).eval(), torch.randn(4, 8)
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    pair = [fq.convert_fx(prepared, engine=engine) for engine in ("reference", "onnxruntime")]
+    for each in pair:
+        each(x)
+        weight = dict(each.named_buffers())["2.weight"]
+        weight.copy_(weight.flip(0))
+    for _ in range(3):
+        pair = [copy.deepcopy(each) for each in pair]
+        expected, found = (each(x) for each in pair)
+        torch.testing.assert_close(found, expected)

@@ -147,7 +147,8 @@ class RegionRunner(Runner):
     def __getstate__(self) -> dict[str, object]:
         digest = self.digest
         if self.made_from is not None:
-            digest = self.made_from.digest() if self.made_from.holds() else None
+            as_made = self.failed != _CHANGED and self.made_from.holds()
+            digest = self.made_from.digest() if as_made else None
         return {**self.__dict__, "made_from": None, "digest": digest, "failed": "", "told": set()}
 
 
