@@ -1,4 +1,4 @@
-"""Dotted paths into a module tree, and who has what in it."""
+"""Dotted paths into a module tree."""
 
 from __future__ import annotations
 

@@ -24,9 +24,8 @@ def count_users(region: Region) -> Counter[int]:
     """Return how many modules hold, and nodes read, each parameter and buffer, by its id."""
     users: Counter[int] = Counter()
     for module in region.modules():
-        users.update(id(tensor) for tensor in own_tensors(module))
-        if is_read_around(module):
-            users.update(id(tensor) for tensor in own_tensors(module))
+        for tensor in own_tensors(module):
+            users[id(tensor)] += 1 + is_read_around(module)
     users.update(id(tensor) for _, tensor in reads(region))
     return users
 
