@@ -122,3 +122,27 @@ def test_indices_of_an_input_cost_the_graph_nothing(engine: str) -> None:
     assert runner.runtime.limits == ((0, 9),) and not runner.runtime.counted
     empty = outcome(model, IDS[:0])
     assert isinstance(empty, Tensor) and empty.shape == (0, 5, 4)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("size", [3, 8, 10**6])
+def test_edges_that_are_cut_off_and_repeated_are_torchs(engine: str, size: int) -> None:
+    """OpenVINO cut first, and wrote past the end of memory."""
+    pytest.importorskip(engine)
+
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.pad(self.b(self.a(x)), [size, -size, 0, 0], mode="replicate")
+
+    x = torch.randn(2, 3, 12, 12)
+    prepared = fq.prepare_fx(Cut().eval(), fq.get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    expected = fq.convert_fx(prepared, engine="reference")(x)
+    with pytest.raises(fq.FxQuantError, match="Pad"):
+        fq.convert_fx(prepared, engine=engine)
+    assert expected.shape == (2, 4, 8, 8)

@@ -59,6 +59,8 @@ class _Index:
 def guard_indices(graph: ir.Graph, bits: int) -> Guards:
     """Guard a graph, in place, for a runtime that computes integers of 64 bits in `bits`."""
     batch = frozenset(str(size) for value in graph.inputs for size in value.shape or () if not isinstance(size, int))
+    for node in graph.all_nodes():
+        _check_pad(node)
     indices = [index for node in graph.all_nodes() if (index := _index_of(node, batch)) is not None]
     limits = _limits(graph, indices, bits)
     ends = IntegerEnds(bits, limits)
@@ -72,6 +74,15 @@ def guard_indices(graph: ir.Graph, bits: int) -> Guards:
         guard.hold_others(node)
     guard.finish()
     return Guards(limits=tuple(limits.get(value) for value in graph.inputs), counted=guard.total is not None)
+
+
+def _check_pad(node: ir.Node) -> None:
+    """Refuse a pad that repeats what is at an edge, and cuts some off: OpenVINO cuts first, and writes past the end."""
+    if node.op_type != "Pad" or node.attributes.get_string("mode", "constant") == "constant":
+        return
+    pads = value_of(node.inputs[1])
+    if pads is None or (pads < 0).any():
+        raise FxQuantError(f"{node.name!r} (Pad) cuts off, or pads by data, and is not checked.")
 
 
 def _index_of(node: ir.Node, batch: frozenset[str]) -> _Index | None:
