@@ -62,7 +62,13 @@ def _said_by(region: Any, args: Any, kwargs: Any = None, **how: Any) -> tuple[An
     """What an export depends on: graph, modules and modes, tensors, example inputs."""
     tensors = dict((*region.named_parameters(), *region.named_buffers()))
     digest = archive._digest(f"{region} {region.graph} {region.training}", {n: t.detach() for n, t in tensors.items()})
-    return how["dynamic_batch"], how["gemm"], digest, _shapes((args, kwargs))
+    return how["dynamic_batch"], how["gemm"], digest, _shapes((args, kwargs)), _own_forwards(region)
+
+
+def _own_forwards(tree: nn.Module) -> tuple[tuple[str, Any], ...]:
+    """What text of a model does not show: forwards put on modules, and other classes of the same name."""
+    found = ((path, type(each), each.__dict__.get("forward")) for path, each in tree.named_modules())
+    return tuple((path, *rest) for path, *rest in found if not isinstance(tree.get_submodule(path), fx.GraphModule))
 
 
 def _shapes(value: Any) -> tuple[Any, ...]:
@@ -88,6 +94,7 @@ class Programs:
         graphs = [str(each.graph) for each in tree.modules() if isinstance(each, fx.GraphModule)]
         modes = [each.training for each in tree.modules()]
         self.key = str(tree), str(graphs), str(modes), str(form), str(how), str(example[1].keys()), _shapes(example)
+        self.key += (_own_forwards(tree),)
         return _with(self.exported(tree, example, caller, **how), tensors)
 
     def decompose(self, program: ExportedProgram, registry: Any) -> ExportedProgram:
