@@ -170,7 +170,7 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.pair = tuple(copy.deepcopy(each) for each in self.first)
         self.handles: list[Any] = []
-        self.mode = "no_grad"
+        self.mode, self.resting = "no_grad", False
         self.batch, self.layout, self.wants_grad, self.dtype = 2, "contiguous", False, torch.float32
 
     @rule(kind=st.sampled_from(sorted(KINDS)), path=st.sampled_from(PATHS))
@@ -258,6 +258,11 @@ class Life(RuleBasedStateMachine):
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
 
+    @rule(resting=st.booleans())
+    def rest(self, resting: bool) -> None:
+        """Several things happen before the next call."""
+        self.resting = resting
+
     @rule(mode=st.sampled_from(sorted(MODES)))
     def enter(self, mode: str) -> None:
         self.mode = mode
@@ -301,6 +306,10 @@ class Life(RuleBasedStateMachine):
         return any(isinstance(handle, Removal) for handles in self.handles for handle in handles)
 
     @invariant()
+    def goes_on(self) -> None:
+        if not self.resting:
+            self.gives_the_same()
+
     def gives_the_same(self) -> None:
         torch.manual_seed(1)
         x = LAYOUTS[self.layout](torch.randn(self.batch, 3, 8, 8).to(self.dtype))
@@ -320,9 +329,13 @@ class Life(RuleBasedStateMachine):
                     assert torch.allclose(a.detach().float(), b.detach().float(), atol=0.06 * scale, rtol=0.05)
 
     def teardown(self) -> None:
-        for handles in self.handles:
-            for handle in handles:
-                handle.remove()
+        try:
+            if self.resting:
+                self.gives_the_same()
+        finally:
+            for handles in self.handles:
+                for handle in handles:
+                    handle.remove()
 
 
 @pytest.mark.broad

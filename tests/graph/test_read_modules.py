@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -61,6 +65,49 @@ def test_a_module_of_another_class_does_what_that_does(engine: str) -> None:
     for _ in range(3):
         assert sqnr_db(plain(X), model(X)) > 35
     assert sqnr_db(before, model(X)) < 20
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+@pytest.mark.parametrize("first", [True, False], ids=["change, copy", "copy, change"])
+@pytest.mark.parametrize("engine", [*ENGINES, "onnxruntime"])
+def test_what_changes_between_a_copy_and_its_first_call_is_seen(
+    engine: str, first: bool, copied: Callable[[nn.Module], nn.Module]
+) -> None:
+    pytest.importorskip("onnxruntime" if engine == "onnxruntime" else "torch")
+    plain, model = quantized("reference"), quantized(engine)
+    before = model(X)
+    for change in (_forward, _module, _class):
+        pair = [plain, model] if first else [copied(plain), copied(model)]
+        pair = [copy.deepcopy(each) for each in pair]
+        for each in pair:
+            change(each)
+        if first:
+            pair = [copied(each) for each in pair]
+        for _ in range(2):
+            assert sqnr_db(pair[0](X), pair[1](X)) > 35
+        assert sqnr_db(before, pair[1](X)) < 20
+
+
+class Steep:
+    """A forward that can be copied."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return 3 * x.abs()
+
+
+def _forward(model: nn.Module) -> None:
+    model.get_submodule("0.1").forward = Steep()
+
+
+def _module(model: nn.Module) -> None:
+    model.set_submodule("0.1", nn.Tanh())
+
+
+def _class(model: nn.Module) -> None:
+    model.get_submodule("0.1").__class__ = nn.Tanh
 
 
 @pytest.mark.parametrize("engine", ENGINES)

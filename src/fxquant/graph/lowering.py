@@ -45,6 +45,9 @@ class Filler(Protocol):
     def standing(self) -> Standing | None:
         """Return what `keep_up` looks at; None before it did."""
 
+    def copied(self, region: Region) -> None:
+        """Note what `keep_up` looks at: this is a copy, and the region the one that it is for."""
+
     def graph(self, region: Region) -> fx.Graph:
         """Make the QDQ graph with the numbers in it; as it is while some are not known."""
 
@@ -76,6 +79,10 @@ class Runner(abc.ABC):
     def repeat(self, region: Region, args: tuple[object, ...]) -> object:
         """Answer a call like an earlier one, if nothing has changed since then; NotImplemented for others."""
         return NotImplemented
+
+    def copied(self, region: Region) -> None:
+        """Note what the region is: this is a copy, and the region the one that it is for."""
+        return
 
     @abc.abstractmethod
     def renew(self) -> None:
@@ -111,6 +118,13 @@ class Lowering:
         if self.filled is not None:
             self.filled.ready(region)
 
+    def copied(self, region: Region) -> None:
+        """Let what keeps facts of a region note those of a copy, before it is changed."""
+        if self.filled is not None:
+            self.filled.copied(region)
+        if self.runner is not None:
+            self.runner.copied(region)
+
 
 def start_lowering(region: Region) -> Lowering:
     """Say that the graph of a region is QDQ now: it is converted."""
@@ -123,6 +137,13 @@ def reference_graph(region: Region) -> fx.Graph:
     """Make the QDQ graph of a region, which reads its grids, lowered or not; before conversion, give its graph."""
     encoded = lowering_of(region).reference if stage_of(region) is Stage.CONVERTED else None
     return region.graph if encoded is None else decode_graph(encoded)
+
+
+def reads_of(region: Region) -> list[tuple[str, str]]:
+    """Return (op, target) of the nodes of the QDQ graph that call a module or read an attribute."""
+    encoded = lowering_of(region).reference
+    rows = [] if encoded is None else encoded["rows"]
+    return [(row[0], str(row[2])) for row in rows if row[0] in ("call_module", "get_attr")]
 
 
 def filled_graph(region: Region) -> fx.Graph:

@@ -7,7 +7,7 @@ graph reads, `model.fc = nn.Linear(...)`, is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from operator import getitem, is_
 from typing import Any
@@ -22,15 +22,16 @@ from fxquant.graph.standing import ABSENT, Standing
 class ReadModules:
     """The children on the ways to all modules that a graph calls or reads from."""
 
-    def __init__(self, region: nn.Module, graph: fx.Graph) -> None:
+    def __init__(self, region: nn.Module, reads: Iterable[tuple[str, str]]) -> None:
+        """`reads` has (op, target) of the nodes."""
         found: dict[tuple[int, str], tuple[dict[str, nn.Module | None], str, nn.Module]] = {}
         called: dict[int, nn.Module] = {}
-        for node in graph.nodes:
-            if node.op == "call_module":
-                called.update({id(part): part for part in _parts(region, str(node.target))})
-            if node.op in ("call_module", "get_attr"):
-                _check(region, node)
-                for table, name, child in _way(region, str(node.target)):
+        for op, target in reads:
+            if op == "call_module":
+                called.update({id(part): part for part in _parts(region, target)})
+            if op in ("call_module", "get_attr"):
+                _check(region, op, target)
+                for table, name, child in _way(region, target):
                     found[id(table), name] = table, name, child
         self._tables = [table for table, _, _ in found.values()]
         self._names = [name for _, name, _ in found.values()]
@@ -81,13 +82,13 @@ def _way(region: nn.Module, path: str) -> Iterator[tuple[dict[str, nn.Module | N
         parent = child
 
 
-def _check(region: nn.Module, node: fx.Node) -> None:
-    path, name = str(node.target).rpartition(".")[::2] if node.op == "get_attr" else (str(node.target), "")
+def _check(region: nn.Module, op: str, target: str) -> None:
+    path, name = target.rpartition(".")[::2] if op == "get_attr" else (target, "")
     module = find_module(region, path)
     if module is not None and not name:
         return
     try:
-        get_attr(region, str(node.target))
+        get_attr(region, target)
     except AttributeError:
         stands = "is not there any more" if module is None else f"is a {type(module).__name__} now, without {name!r}"
         raise StageError(

@@ -239,7 +239,7 @@ class Region(fx.GraphModule):
         return _rebuild(state, copy.deepcopy(self.graph), like=self)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _unpickle, (self._plain_state(), encode_graph(self.graph))
+        return _rebuild, (self._plain_state(), encode_graph(self.graph))
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return self.__reduce__()
@@ -296,10 +296,12 @@ def _is_own(region: Region, name: str) -> bool:
     return name in paths or type(region._modules[name]) is nn.Module
 
 
-def _rebuild(state: dict[str, object], graph: fx.Graph, like: Region | None = None) -> Region:
+def _rebuild(state: dict[str, object], rows: fx.Graph | EncodedGraph, like: Region | None = None) -> Region:
     """Make a region again; its code is that of `like`, if the graph is a copy of that one's."""
-    region = Region(nn.Module(), fx.Graph())
+    region, graph = Region(nn.Module(), fx.Graph()), rows if isinstance(rows, fx.Graph) else decode_graph(rows)
     region.__dict__.update(state)
+    if region._region.lowering is not None:
+        region._region.lowering.copied(region)
     # GraphModule.__new__ gave this instance a class of its own, so its name is ours to set
     type(region).__name__ = region._region.origin.user_class.__name__
     lend_methods(type(region), region._region.origin.user_class, _is_own)
@@ -314,10 +316,6 @@ def _rebuild(state: dict[str, object], graph: fx.Graph, like: Region | None = No
     type(region).forward = type(like).forward
     region.__dict__.update({key: like.__dict__[key] for key in CODE if key in like.__dict__})
     return region
-
-
-def _unpickle(state: dict[str, object], rows: EncodedGraph) -> Region:
-    return _rebuild(state, decode_graph(rows))
 
 
 def origin_of(region: Region) -> Origin:

@@ -10,6 +10,7 @@ is saved, and is filled again when a state_dict is loaded, or a grid written to,
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from fxquant.graph import torch_compat
 from fxquant.graph.context import Context
 from fxquant.graph.encode import encode_graph
 from fxquant.graph.grid import QParams
-from fxquant.graph.lowering import lower_again, reference_graph, start_lowering
+from fxquant.graph.lowering import lower_again, reads_of, reference_graph, start_lowering
 from fxquant.graph.notes import Decision, decision_of, note_of
 from fxquant.graph.paths import get_attr, join_path
 from fxquant.graph.read_modules import ReadModules
@@ -45,8 +46,14 @@ Number = float | int | tuple[float, ...] | None  # None: not known
 class Filled:
     """The numbers that a region's graph was made with, and whether its grids still have them."""
 
-    def __init__(self, numbers: dict[str, Number] | None = None, inputs: tuple[tuple[int, str], ...] = ()) -> None:
+    def __init__(
+        self,
+        numbers: dict[str, Number] | None = None,
+        inputs: tuple[tuple[int, str], ...] = (),
+        replaced: bool = False,
+    ) -> None:
         self.numbers = numbers
+        self.replaced = replaced  # modules were, of the region that this is a copy of, since its graph was made
         self.inputs = inputs  # (place, name) of those that the graph quantizes
         self.waiting = _waiting(numbers or {})
         self.edition = "0"  # of the graph; torch.compile compares text by value
@@ -55,7 +62,13 @@ class Filled:
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Filled, (self.numbers, self.inputs)
+        replaced = self.replaced or (self._modules is not None and not self._modules.stand())
+        return Filled, (self.numbers, self.inputs, replaced)
+
+    def copied(self, region: Region) -> None:
+        """Note which modules the graph of a copy was made with: they may be replaced before its first call."""
+        with contextlib.suppress(StageError):  # one is missing, which the call will say
+            self._modules = ReadModules(region, reads_of(region))
 
     def ready(self, region: Region) -> None:
         """Before a call: bring the graph in step with its grids, and raise if one is not known."""
@@ -115,8 +128,8 @@ class Filled:
 
     @torch_compat.on_plain_sizes  # what it reads is no part of a trace
     def _look(self, region: Region) -> None:
-        replaced = self._modules is not None and not self._modules.stand()
-        modules = ReadModules(region, reference_graph(region))
+        replaced = self.replaced or (self._modules is not None and not self._modules.stand())
+        modules = ReadModules(region, reads_of(region))
         places = list(_places(region))
         seen = Seen([table for _, table, _ in places], [key for _, _, key in places])
         numbers = {name: _number(name, table[key]) for name, table, key in places}
@@ -128,7 +141,7 @@ class Filled:
             lower_again(region)
             self.numbers = numbers
             self.edition = str(int(self.edition) + 1)
-        self._seen, self._modules = seen, modules
+        self._seen, self._modules, self.replaced = seen, modules, False
 
 
 def _places(region: Region) -> Iterator[tuple[str, dict[str, Tensor | None], str]]:

@@ -420,3 +420,43 @@ def test_copies_of_copies_of_a_changed_model_stay_on_onednn() -> None:
         pair = [copy.deepcopy(each) for each in pair]
         expected, found = (each(x) for each in pair)
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("package", ["onnxruntime", "openvino"])
+def test_gradients_are_those_of_the_reference(package: str) -> None:
+    """Runtimes give none: a call that wants some, of a parameter or an input, runs on oneDNN."""
+    pytest.importorskip(package)
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.PReLU(16), nn.Linear(16, 5), nn.PReLU()).eval(), torch.randn(4, 8)
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    pair = [fq.convert_fx(prepared, engine=engine) for engine in ("reference", package)]
+    for wanted in (True, False):
+        for each in pair:
+            each(x)
+            each.get_submodule("3").weight.requires_grad_(wanted)
+        for given in (x, x.clone().requires_grad_()):
+            expected, found = (each(given) for each in pair)
+            assert found.requires_grad == expected.requires_grad == wanted
+            torch.testing.assert_close(found, expected)
+            with torch.no_grad():
+                assert not pair[1](given).requires_grad
+
+
+def test_code_put_into_a_model_later_stays_on_onednn(calls: list[int]) -> None:
+    """It would be exported as it was at one call."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.PReLU(16), nn.Linear(16, 5)).eval(), torch.randn(4, 8)
+    converted = fq.quantize(model, [x], engine="onnxruntime")
+    converted(x)
+    seen: list[int] = []
+
+    def count(x: Tensor) -> Tensor:
+        seen.append(len(calls))
+        return x.relu() * len(seen)
+
+    converted.get_submodule("1").forward = count  # type: ignore[method-assign]
+    before = len(calls)
+    for _ in range(3):
+        converted(x)
+    assert seen == [before] * 3

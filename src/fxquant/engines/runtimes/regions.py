@@ -55,8 +55,8 @@ class RegionRunner(Runner):
         lowered = lowering_of(region).runner
         assert isinstance(lowered, OneDnn)
         self.lowered = lowered
-        self.made_from: MadeFrom | None = made_from(region)
-        self.digest: int | None = None  # of the region that this is a copy for
+        self.made_from: MadeFrom = made_from(region)
+        self.digest: int | None = None  # of the region that this is a copy for, until the first call
         self.failed = ""  # why the runtime is not asked again
         self.told: set[str] = set()
         self.layouts: dict[Key, tuple[tuple[int, ...], ...] | None] = {}  # of the results, by those of the inputs
@@ -68,12 +68,14 @@ class RegionRunner(Runner):
     def renew(self) -> None:
         """The region has other tensors: its runtime is made again from them."""
         self.lowered.renew()
-        self.runtime, self.made_from, self.failed = None, None, ""
+        self.runtime, self.digest, self.failed = None, None, ""
         self.layouts.clear()
 
     def _make(self, region: Region) -> None:
-        self.made_from = made_from(region)
+        self.made_from, self.digest = made_from(region), None
         try:
+            if code := _own_code(region):
+                raise FxQuantError(f"It calls {code}, which is Python.")
             self.runtime = _make_runtime(region, self.kind, alone=self.alone)
         except FxQuantError as error:
             self.failed = str(error)
@@ -82,9 +84,9 @@ class RegionRunner(Runner):
     def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if self.runtime is None and not self.failed and torch_compat.plain_mode():
             self._make(region)
-        if self.made_from is None:
-            self.made_from = made_from(region)
-            self.failed = "" if self.made_from.digest() == self.digest else _CHANGED
+        if self.digest is not None:  # writes through tensor.data are not counted
+            self.failed = self.failed or ("" if self.made_from.digest() == self.digest else _CHANGED)
+            self.digest = None
         if self.failed:
             return self.lowered(region, args, kwargs)
         if self.runtime is None or not torch_compat.plain_mode():
@@ -93,6 +95,8 @@ class RegionRunner(Runner):
             return self._pass_on(_CHANGED, region, args, kwargs)
         try:
             tensors = self.runtime.signature.flatten(args, kwargs)
+            if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *self.made_from.tensors)):
+                return self._pass_on("where gradients are asked for: use torch.no_grad()", region, args, kwargs)
             reason = self.runtime.refuses(tensors)
             if reason is None:
                 key = tuple((tensor.shape, tensor.stride()) for tensor in tensors)
@@ -144,12 +148,18 @@ class RegionRunner(Runner):
         self.told.add(when)
         log.warning("%r runs on onednn, not %s, %s. %s", region_name(region), self.kind.engine, when, why)
 
+    def copied(self, region: Region) -> None:
+        if "made_from" not in self.__dict__:  # copy.copy shares runners
+            self.made_from = made_from(region)
+
     def __getstate__(self) -> dict[str, object]:
+        as_made = self.runtime is None or (self.failed != _CHANGED and self.made_from.holds())
         digest = self.digest
-        if self.made_from is not None:
-            as_made = self.failed != _CHANGED and self.made_from.holds()
-            digest = self.made_from.digest() if as_made else None
-        return {**self.__dict__, "made_from": None, "digest": digest, "failed": "", "told": set()}
+        if digest is None and as_made and self.runtime is not None:
+            digest = self.made_from.digest()
+        state = {**self.__dict__, "digest": digest, "failed": "" if as_made else _CHANGED, "told": set()}
+        del state["made_from"]  # of this region's tensors; see `copied`
+        return state
 
 
 def _compare_layouts(expected: object, found: object) -> tuple[tuple[int, ...], ...] | None:
@@ -231,9 +241,10 @@ def _own_code(region: Region) -> str:
     """Return what the graph calls of the user's own code, if anything: no runtime can take that."""
     for node in region.graph.nodes:
         if node.op == "call_module":
-            module = region.get_submodule(str(node.target))
-            if type(module).__module__.partition(".")[0] not in ("torch", "fxquant"):
-                return f"module {str(node.target)!r} ({type(module).__name__})"
+            for module in region.get_submodule(str(node.target)).modules():
+                known = type(module).__module__.partition(".")[0] in ("torch", "fxquant")
+                if not known or ("forward" in module.__dict__ and not isinstance(module, Region)):
+                    return f"module {str(node.target)!r} ({type(module).__name__})"
         elif node.op == "call_function" and (hasattr(node.target, WRAPPED) or node.target is run_forward):
             return f"wrapped function {getattr(node.target, '__name__', 'forward')!r}"
     return ""
