@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -46,5 +47,6 @@ def test_an_evaluation_that_raises_in_a_worker_says_what_it_said() -> None:
             raise KeyError("the labels")
         return 1.0
 
-    with pytest.raises(fq.FxQuantError, match="the labels"):
+    with pytest.raises(fq.FxQuantError, match="the labels") as raised:
         tune(model, batches(), evaluate, executor="processes")
+    assert not multiprocessing.active_children(), raised  # while the error is held, nothing else ends them

@@ -152,13 +152,13 @@ class Processes:
         for worker in ended:
             self._busy.remove(worker)
             answer = _receive(worker)
-            if isinstance(answer, BaseException):
-                raise answer
             if answer is None and worker.tries <= RETRIES:
                 self.submit(worker.plan, worker.tries + 1)
                 continue
             if answer is not None:
                 self._idle.append((worker.process, worker.pipe))
+            if isinstance(answer, BaseException):
+                raise answer
             trials.append(answer or Trial(plan=worker.plan, error=f"its worker died {worker.tries} times"))
         return trials
 

@@ -135,22 +135,14 @@ def tune(
 ) -> TuneResult:
     """Find the fastest (or smallest, or most accurate) int8 model within a tolerance of the float model's score.
 
-    `evaluate(model)` gives a number, or results by sample: a 1-D tensor, or parts of one that it yields, which is
-    stopped when it is clear how it ends. `tolerance` is a share of the float model's score, or with `criterion`
-    "absolute" a difference; with `higher_is_better=False` the score is a loss. `confidence` is for results by sample:
-    what passes is clear to that share. If no model passes, the most accurate one is returned, with a warning, and
-    `result.passed` is False.
-
-    `objective` is what the best of those that pass is best in: "latency", "size" or "accuracy". `strategy` ("basic",
-    "mse", "bayesian", "random", "exhaustive") chooses up to `max_trials` plans, from `seed`, after the `recipes` that
-    are given; it ends after `timeout` seconds (0: at the first that passes). `workspace` is a directory from which a
-    search goes on that was stopped; `executor` runs trials in processes or on Ray. `on_trial` is called with each
-    trial, and `progress` shows bars, in a terminal.
-
-    The search starts from `qconfig_mapping`, and is for `target` and `engine`. `calibration_data`, `num_batches`,
-    `example_inputs`, `example_kwargs` and `algorithms` are as for `quantize`; `method`, `sizes`, `strict`,
-    `concrete_args` and `prepare_custom_config` as for `prepare_fx`, `convert_custom_config` as for `convert_fx`. More
-    of all that: docs/tuning.md.
+    `evaluate(model)` gives a number, or results by sample: a 1-D tensor, or parts of one that it yields until it is
+    clear, to a share of `confidence`, how it ends. `tolerance` is a share of the float model's score, or with
+    `criterion` "absolute" a difference; `higher_is_better=False` is for losses. If nothing passes, the most accurate
+    model is returned, with a warning. Of those that pass, the result is best in its `objective`: "latency", "size" or
+    "accuracy". `strategy` chooses up to `max_trials` plans, from `seed`, after the given `recipes`, and ends after
+    `timeout` seconds (0: with the first that passes). A stopped search goes on from its `workspace`; `executor` runs
+    trials in processes or on Ray; `on_trial` gets each trial; `progress` shows bars. The search starts from
+    `qconfig_mapping`, for `target` and `engine`. `algorithms` and the rest are as for `quantize` and `prepare_fx`.
 
     Example:
         >>> found = fq.tune(model, loader, lambda net: float(net(loader[0]).mean()), timeout=0)
@@ -158,28 +150,25 @@ def tune(
         True
     """
     converting = take_converting(further, tune)
-    _check(evaluate, tolerance, criterion, objective, strategy, max_trials, timeout, confidence)
-    check_engine(engine)
+    _check(evaluate, tolerance, criterion, objective, strategy, max_trials, timeout, confidence, engine)
+    runs = _executor(executor)
     model = as_plain(model, "tune", training=False)
     rules = qconfig_mapping if qconfig_mapping is not None else _default_rules(target)
     relative = criterion == "relative"
     judge = Judge(evaluate, tolerance, relative=relative, higher_is_better=higher_is_better, confidence=confidence)
     journal = Journal(workspace, _about(model, judge, engine, target))
-    data, given = calibration_data, cast(Calibrating, further)
     with evaluating(model):
-        prepared, batches = _calibrated(model, data, journal, rules, target, progress=progress, **given)
+        given = cast(Calibrating, further)
+        prepared, batches = _calibrated(model, calibration_data, journal, rules, target, progress=progress, **given)
         base = _base(journal, judge, model)
     chip = by_name(target) if target is not None else None
     work = Work(
         prepared=prepared, rules=rules, target=chip, engine=engine, converting=converting, judge=judge, base=base
     )
     work = _with_space(work, recipes or default_recipes(rules, objective))
-    with closing(_executor(executor)) as runs, steps("tuning", max_trials, wanted=progress) as step:
-        runs.start(work)
-        limits = Limits(max_trials=max_trials, timeout=timeout)
-        loop = Loop(runs, journal, limits, functools.partial(_tell, step, on_trial))
-        trials, stopped = loop.run(STRATEGIES[strategy](_setting(work, batches, objective, seed)))
-    return _result(work, journal, trials, stopped, objective)
+    search = STRATEGIES[strategy](_setting(work, batches, objective, seed))
+    limits = Limits(max_trials=max_trials, timeout=timeout)
+    return _search(search, work, journal, limits, runs, on_trial, objective, progress=progress)
 
 
 def _check(
@@ -191,7 +180,9 @@ def _check(
     max_trials: int,
     timeout: float | None,
     confidence: float,
+    engine: AnyEngine | None,
 ) -> None:
+    check_engine(engine)
     if not callable(evaluate):
         raise ConfigError(f"tune(evaluate={evaluate!r}): give a function from a model to its score.")
     for name, value, known in (
@@ -266,6 +257,24 @@ def _setting(work: Work, batches: list[object], objective: Objective, seed: int)
         lifts=("weight_only", "float") if objective == "size" else ("float",),
         seed=seed,
     )
+
+
+def _search(
+    search: Search,
+    work: Work,
+    journal: Journal,
+    limits: Limits,
+    executor: Executor,
+    on_trial: Callable[[Trial], None] | None,
+    objective: Objective,
+    *,
+    progress: bool,
+) -> TuneResult:
+    """Run the trials that a strategy asks for, and return what came of them."""
+    with closing(executor) as runs, steps("tuning", limits.max_trials, wanted=progress) as step:
+        runs.start(work)
+        trials, stopped = Loop(runs, journal, limits, functools.partial(_tell, step, on_trial)).run(search)
+    return _result(work, journal, trials, stopped, objective)
 
 
 def _tell(step: Callable[[str], None], on_trial: Callable[[Trial], None] | None, trial: Trial) -> None:
