@@ -151,11 +151,7 @@ def prepare_fx(
         raise StageError("prepare_fx is for post-training quantization: call model.eval() first.")
     refuse_prepared(model, "prepare_fx")
     rules = read_rules(qconfig_mapping, target, "calibration")
-    if rules.is_training:
-        raise ConfigError(
-            "prepare_fx was given a qconfig for training (a learned spec or a fake-quantize module). "
-            "Use a post-training qconfig, such as get_default_qconfig('x86')."
-        )
+    _refuse_training(rules)
     custom = either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config")
     context = Context(
         rules=rules,
@@ -218,6 +214,14 @@ def prepare_qat_fx(
     own = clone_tree(model, share_tensors=False, share_objects=False)
     job = functools.partial(_prepare, context=context, method=method, sizes=sizes, concrete=concrete_args or {})
     return _now_or_later(job, own, example_inputs, example_kwargs)
+
+
+def _refuse_training(rules: Rules) -> None:
+    if rules.is_training:
+        raise ConfigError(
+            "prepare_fx was given a qconfig for training (a learned spec or a fake-quantize module). "
+            "Use a post-training qconfig, such as get_default_qconfig('x86')."
+        )
 
 
 def _warn_of_masks(model: nn.Module) -> None:
