@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from fxquant.engines.native.depthwise import Depthwise
+from fxquant.engines.native.depthwise_shape import Depthwise
 from fxquant.engines.native.gemm import Gemm
 from fxquant.engines.native.ir import Carry, Function
 from fxquant.engines.native.ops import Op, Pointer

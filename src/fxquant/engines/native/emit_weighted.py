@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fxquant.engines.native import depthwise, gemm
 from fxquant.engines.native.arithmetic import Numbers, ending, largest
+from fxquant.engines.native.depthwise_shape import Depthwise, block_widths
 from fxquant.engines.native.emit_scaled import scaled_affine
 from fxquant.engines.native.finish import Finish
 from fxquant.engines.native.gemm import Gemm, Taps
@@ -54,8 +55,8 @@ def emit_depthwise(
     ky, kx = made.weight.shape[1:3]
     stride = (geometry.stride[0], geometry.stride[1])
     rows, width = out.shape[1:]
-    tile = depthwise.choose_tile((ky, kx), stride, rows, width, machine)
-    spec = depthwise.Depthwise(
+    tile, down = depthwise.choose_form((ky, kx), stride, (rows, width), end.spec, machine)
+    spec = Depthwise(
         kernel=(ky, kx),
         stride=stride,
         channels=channels,
@@ -68,6 +69,7 @@ def emit_depthwise(
         other_row=other.strides[1] if other is not None else 0,
         other_pixel=other.strides[2] if other is not None else 0,
         tile=tile,
+        down=down,
         finish=end.spec,
         pairs=pairs,
     )
@@ -84,7 +86,7 @@ def emit_depthwise(
         out,
         rows=rows,
         grain=tile[0],
-        blocks=len(depthwise.block_widths(channels, machine)),
+        blocks=len(block_widths(channels, machine)),
         label=f"depthwise {ky}x{kx} s{stride[0]} {'x'.join(map(str, out.shape))}{_suffix(group)}",
         macs=out.numel * ky * kx,
     )

@@ -133,11 +133,7 @@ def _store(k: Kernel, spec: Finish, values: list[list[str]], places: list[Places
             at = [k.at(place.out, n * done) for place in where]
             if where[0].apart:
                 assert part == 4 == len(values[0]), "vectors that pixels share are packed to bytes as they are"
-                packed = k.clamp_bytes(
-                    _narrow(k, spec, rounded[0], where[0].header, width, part), spec.low, spec.high, width
-                )
-                for address, bytes_ in zip(where[0].apart, k.pieces(packed, len(where[0].apart), width), strict=True):
-                    k.store(f"<{width // len(where[0].apart)} x i8>", bytes_, address)
+                _store_whole(k, spec, _narrow(k, spec, rounded[0], where[0].header, width, part), where[0], width)
                 continue
             if len(some) == step:
                 _store_four(k, spec, rounded, (at, where[0].header), width, part)
@@ -148,6 +144,32 @@ def _store(k: Kernel, spec: Finish, values: list[list[str]], places: list[Places
                 )
                 k.store(f"<{part * n} x i8>", packed, address)
         done += part
+
+
+def _store_whole(k: Kernel, spec: Finish, packed: str, place: Places, width: int) -> None:
+    """Write the bytes of a whole vector, to each of the pixels that share it its own."""
+    packed = k.clamp_bytes(packed, spec.low, spec.high, width)
+    count = max(1, len(place.apart))
+    for address, bytes_ in zip(place.apart or (place.out,), k.pieces(packed, count, width), strict=True):
+        k.store(f"<{width // count} x i8>", bytes_, address)
+
+
+def finish_half(
+    k: Kernel, spec: Finish, sums: list[str], affine: tuple[list[str], list[str]], header: str, width: int
+) -> str:
+    """Return two of the four vectors of sums of an output as words. Nothing is added to it."""
+    values = _values(k, spec, sums, affine, Places(header=header, out=""), width)
+    a, b = (_round(k, spec, x, width) for x in values)
+    if spec.landed:
+        return k.low_words(a, b, width)
+    words = k.words(a, b, width)
+    return apply_words(k, words, k.at(header, _TABLE), width) if spec.words else words
+
+
+def store_halves(k: Kernel, spec: Finish, first: str, second: str, place: Places, width: int) -> None:
+    """Write both halves of an output's words as bytes."""
+    packed = k.bytes_of_turns([first, second], 4, width) if spec.landed else k.bytes_of(first, second, width)
+    _store_whole(k, spec, packed, place, width)
 
 
 def _round(k: Kernel, spec: Finish, x: str, width: int) -> str:

@@ -97,6 +97,12 @@ class Function:
     def store(self, type_: str, value: str, address: str, align: int = 1) -> None:
         self.do(f"store {type_} {value}, ptr {address}, align {align}")
 
+    def scratch(self, size: int) -> str:
+        """Return the address of memory of the call's own, in whole lines."""
+        name = f"%scratch{self.fresh()}"
+        self.first.append(f"  {name} = alloca [{size} x i8], align 64")
+        return name
+
     # control
 
     def loop(

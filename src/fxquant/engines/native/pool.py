@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fxquant.engines.native.depthwise import block_widths
+from fxquant.engines.native.depthwise_shape import block_widths
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.vector import Kernel

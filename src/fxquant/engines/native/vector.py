@@ -247,22 +247,27 @@ class Kernel(Function):
         """
         if not self.x86:
             return self._narrow_plain(vectors, width)
-        words, bytes_ = {
-            16: ("sse2.packssdw.128", "sse2.packuswb.128"),
-            32: ("avx2.packssdw", "avx2.packuswb"),
-            64: ("avx512.packssdw.512", "avx512.packuswb.512"),
-        }[width]
         if len(vectors) == 4:
-            a, b = (self.call(f"llvm.x86.{words}", *pair) for pair in (vectors[:2], vectors[2:]))
+            a, b = (self.words(vectors[at], vectors[at + 1], width) for at in (0, 2))
             if act is not None:
                 a, b = act(a), act(b)
-            return self.call(f"llvm.x86.{bytes_}", a, b)
-        a = self.call(f"llvm.x86.{words}", vectors[0], vectors[-1])
+            return self.bytes_of(a, b, width)
+        a = self.words(vectors[0], vectors[-1], width)
         a = a if act is None else act(a)
-        packed = self.call(f"llvm.x86.{bytes_}", a, a)
+        packed = self.bytes_of(a, a, width)
         kept = 4 * len(vectors)  # bytes of each lane
         picked = [16 * lane + j for lane in range(width // 16) for j in range(kept)]
         return self.value(f"shufflevector <{width} x i8> {packed}, <{width} x i8> poison, {indices(picked)}")
+
+    def words(self, a: str, b: str, width: int) -> str:
+        """Two vectors of int32 as int16, saturated, in each lane those of the first before the others. x86 only."""
+        name = {16: "sse2.packssdw.128", 32: "avx2.packssdw", 64: "avx512.packssdw.512"}[width]
+        return self.call(f"llvm.x86.{name}", a, b)
+
+    def bytes_of(self, a: str, b: str, width: int) -> str:
+        """Two vectors of int16 as bytes, saturated to 0..255, in the same order."""
+        name = {16: "sse2.packuswb.128", 32: "avx2.packuswb", 64: "avx512.packuswb.512"}[width]
+        return self.call(f"llvm.x86.{name}", a, b)
 
     def narrow_words(self, vectors: list[str], width: int, turns: bool) -> str:
         """The same for the low words alone; `turns` tells whether each two vectors have their channels in turns."""
@@ -270,10 +275,13 @@ class Kernel(Function):
             self.low_words(vectors[at], vectors[min(at + 1, len(vectors) - 1)], width)
             for at in range(0, len(vectors), 2)
         ]
-        name = {16: "sse2.packuswb.128", 32: "avx2.packuswb", 64: "avx512.packuswb.512"}[width]
-        packed = self.call(f"llvm.x86.{name}", pairs[0], pairs[-1])
-        kept = 4 * len(vectors)  # bytes of each lane
-        if turns and len(vectors) == 4:
+        return self.bytes_of_turns(pairs, len(vectors), width, turns)
+
+    def bytes_of_turns(self, words: list[str], vectors: int, width: int, turns: bool = False) -> str:
+        """What `low_words` made of so many vectors, as bytes; see `narrow_words`."""
+        packed = self.bytes_of(words[0], words[-1], width)
+        kept = 4 * vectors  # bytes of each lane
+        if turns and vectors == 4:
             return packed
         sorted_ = [j if turns else 8 * (j // 8) + 2 * (j % 4) + j // 4 % 2 for j in range(kept)]
         picked = [16 * lane + j for lane in range(width // 16) for j in sorted_]
@@ -295,9 +303,10 @@ class Kernel(Function):
 
     def _high_words(self) -> str:
         """A mask of the bytes of high words, in a register. LLVM is not told what is in it: it knows worse ways."""
-        if not self.first:
-            bits = sum(0b1100 << 4 * element for element in range(16)) - (1 << 64)
-            self.first += (f'  %bits = call i64 asm "", "=r,0"(i64 {bits})', "  %high = bitcast i64 %bits to <64 x i1>")
+        bits = sum(0b1100 << 4 * element for element in range(16)) - (1 << 64)
+        lines = (f'  %bits = call i64 asm "", "=r,0"(i64 {bits})', "  %high = bitcast i64 %bits to <64 x i1>")
+        if lines[0] not in self.first:
+            self.first += lines
         return "%high"
 
     def apart(self, packed: str, count: int, width: int) -> list[str]:
