@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fxquant.engines.onednn.kernel_modules import Kernel, Kernels
+from fxquant.engines.onednn.weight_only_linear import WeightOnlyLinear
 from fxquant.graph.region import Region
 from fxquant.graph.standing import Standing
 from fxquant.numerics.grid import Grid
@@ -105,9 +106,9 @@ def made_from(region: Region) -> MadeFrom:
 def _is_steady(module: nn.Module) -> bool:
     """Tell whether a module does the same in train mode.
 
-    Those of torch do, but for norms that count and for dropout; and so do holders of ours, which only have tensors.
+    Those of torch do, but for norms that count and for dropout; and so do ours that only have tensors or multiply.
     """
-    if type(module) in (QuantizedWeight, Grid, Kernels):
+    if type(module) in (QuantizedWeight, Grid, Kernels, WeightOnlyLinear):
         return True
     if isinstance(module, (_NormBase, _DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)):
         return False

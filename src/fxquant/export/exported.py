@@ -42,8 +42,8 @@ def export_program(
     dynamic_shapes: DynamicShapes | None = None,
 ) -> torch.export.ExportedProgram:
     """torch.export of a model, with its failures in the user's words. What is dynamic stays open (open_sizes.py)."""
-    example, shapes = open_sizes(tree, example, caller, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
-    args, kwargs = apart(example)
+    opened, shapes = open_sizes(tree, example, caller, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
+    args, kwargs = apart(opened)
     try:
         with CAPTURING, torch.no_grad(), quiet():
             return torch.export.export(tree, args, kwargs, dynamic_shapes=shapes)
@@ -51,7 +51,7 @@ def export_program(
         hint = "Its batch size may be fixed; dynamic_batch=False keeps that of the example. " if dynamic_batch else ""
         if dynamic_shapes is not None:
             hint = "A size of dynamic_shapes may be fixed by the model; leave that out. "
-        _refuse_example(tree, args, kwargs, caller)
+        _refuse_example(tree, *apart(example), caller)
         raise failure(caller, error, tree, hint=hint) from error
 
 

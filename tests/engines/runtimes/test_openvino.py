@@ -92,7 +92,7 @@ def test_follows_the_threads_of_torch() -> None:
     x = torch.randn(2, 8)
     engine = OpenVino(fq.quantize(nn.Sequential(nn.Linear(8, 4)).eval(), [x], engine="reference"), x)
     engine(x)
-    compiled, _ = engine._session.at([x.numpy()])
+    compiled = engine._session.at([x.numpy()]).model
     assert compiled.get_property("INFERENCE_NUM_THREADS") == torch.get_num_threads()
 
 
@@ -109,7 +109,7 @@ def test_many_shapes_share_one_compiled_model() -> None:
 def _kernels(engine: OpenVino, x: Tensor) -> list[tuple[str, ...]]:
     """The ops that run: what they are, what they came from, and their precision."""
     engine(x)
-    ran = engine._session.at([x.numpy()])[0].get_runtime_model().get_ops()
+    ran = engine._session.at([x.numpy()]).model.get_runtime_model().get_ops()
     infos = [op.get_rt_info() for op in ran]
     wanted = ("layerType", "originalLayersNames", "runtimePrecision")
     return [tuple(info[name].astype(str) for name in wanted) for info in infos]
@@ -245,3 +245,23 @@ def test_bad_calls() -> None:
         engine(torch.randn(2, 9))
     with pytest.raises(fq.ConfigError, match="do not fit"):
         engine(x, x)
+
+
+class LeavesOut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+    def forward(self, ids: Tensor, x: Tensor, mask: Tensor, more: Tensor) -> Tensor:
+        return self.body(x) + more
+
+
+def test_inputs_that_nothing_reads(caplog: pytest.LogCaptureFixture) -> None:
+    """OpenVINO drops them from what it reads."""
+    ids, x, mask, more = torch.arange(4)[None], torch.randn(4, 8), torch.ones(1, 1), torch.randn(8)
+    model = LeavesOut().eval()
+    quantized = fq.quantize(model, [(ids, x, mask, more)], engine="openvino")
+    assert sqnr_db(model(ids, x, mask, more), quantized(ids, x, mask, more)) > 30
+    assert sqnr_db(model(ids, x, mask, 2 * more), quantized(ids + 1, x, 0 * mask, 2 * more)) > 30
+    assert "runs on onednn" not in caplog.text

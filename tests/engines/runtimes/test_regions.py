@@ -365,10 +365,11 @@ def test_pictures_with_their_channels_last() -> None:
 def test_modes_of_what_only_holds_tensors_are_no_change(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 8)
-    model = nn.Sequential(nn.LSTM(8, 8, batch_first=True)).eval()
-    found = fq.quantize(model, [x], engine="onnxruntime")
+    recurrent = nn.Sequential(nn.LSTM(8, 8, batch_first=True)).eval()
+    linears = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
     with torch.no_grad():
-        found.eval()(x)
+        fq.quantize(recurrent, [x], engine="onnxruntime").eval()(x)
+        fq.quantize(linears, [x], engine="onnxruntime", mode="weight_only").eval()(x)
     assert "not as it was converted" not in caplog.text
 
 

@@ -226,6 +226,26 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(tmp_path.iterdir())
 
 
+class AddsRow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, row: Tensor, x: Tensor) -> Tensor:
+        return self.fc(x) + row
+
+
+def test_an_example_that_only_runs_as_it_is_given(tmp_path: Path) -> None:
+    """The first axis of `row` is 1 as a batch would be; opened, it does not fit `x`."""
+    example = torch.randn(1, 8), torch.randn(4, 8)
+    model = AddsRow().eval()
+    quantized = fq.quantize(model, [example], engine="reference")
+    with pytest.raises(fq.FxQuantError, match="dynamic_batch=False keeps that of the example"):
+        export_onnx(quantized, tmp_path / "m.onnx", example, dynamic_batch=True)
+    in_runtime = fq.quantize(model, [example], engine="onnxruntime")
+    assert sqnr_db(quantized(*example), in_runtime(*example)) > 60
+
+
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Sequential(nn.Linear(64, 64)).eval(), torch.randn(2, 64)
     path, quantized = tmp_path / "m.onnx", fq.quantize(model, [x])

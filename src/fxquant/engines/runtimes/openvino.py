@@ -7,6 +7,7 @@ once for all others.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,20 +53,21 @@ class OpenVino(Runtime["_Models"]):
         fold_zero_points(graph.graph)
         common.RemoveUnusedNodesPass()(graph)
         self.snippets = not _has_residual_convolutions(graph.graph) or _has_attention(graph.graph)
+        self.inputs = tuple(value.name for value in graph.graph.inputs)
 
     def _open(self, threads: int) -> _Models:
-        return _Models(self.onnx_bytes, threads, self.snippets)
+        return _Models(self.onnx_bytes, self.inputs, threads, self.snippets)
 
     def _run(self, session: _Models, arrays: list[Array]) -> list[Tensor]:
-        compiled, free = session.at(arrays)
+        compiled = session.at(arrays)
         try:
-            request = free.pop()
+            request = compiled.free.pop()
         except IndexError:  # other threads have them
-            request = compiled.create_infer_request()
+            request = compiled.model.create_infer_request()
         # outputs are copied: the request's own memory is written again by the next call
-        results = request.infer(arrays, share_inputs=True, share_outputs=False)
+        results = request.infer([arrays[place] for place in compiled.places], share_inputs=True, share_outputs=False)
         outputs = [torch.from_numpy(array) for array in results.to_tuple()]  # results[0] costs 50 microseconds
-        free.append(request)
+        compiled.free.append(request)
         return outputs
 
 
@@ -110,15 +112,28 @@ def _makers(node: ir.Node) -> set[str]:
     return {value.producer().op_type for value in node.inputs if value is not None and value.producer() is not None}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Compiled:
+    """A model for inputs of some shapes, or of any, and its requests that are free.
+
+    It lacks the inputs that nothing reads, since OpenVINO leaves those out: `places` are those that it has.
+    """
+
+    model: ov.CompiledModel
+    places: tuple[int, ...]
+    free: list[ov.InferRequest] = field(default_factory=list)
+
+
 class _Models:
-    """A compiled model for each of the first few shapes, and one for the rest, with the requests that are free.
+    """A compiled model for each of the first few shapes, and one for the rest.
 
     Snippets are the kernels that OpenVINO makes of elementwise ops and of attention. They also take the adds that
     would run inside a convolution, with a pass in float for each.
     """
 
-    def __init__(self, onnx_bytes: bytes, threads: int, snippets: bool) -> None:
+    def __init__(self, onnx_bytes: bytes, inputs: tuple[str | None, ...], threads: int, snippets: bool) -> None:
         self.onnx_bytes = onnx_bytes
+        self.inputs = inputs
         self.snippets = snippets
         self.settings = {
             "PERFORMANCE_HINT": "LATENCY",
@@ -128,10 +143,10 @@ class _Models:
             # and would quantize the activations of weight-only linears
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
-        self.made: dict[tuple[tuple[int, ...], ...], tuple[ov.CompiledModel, list[ov.InferRequest]]] = {}
+        self.made: dict[tuple[tuple[int, ...], ...], _Compiled] = {}
 
-    def at(self, arrays: list[Array]) -> tuple[ov.CompiledModel, list[ov.InferRequest]]:
-        """Return the model for inputs of these shapes, and its free requests."""
+    def at(self, arrays: list[Array]) -> _Compiled:
+        """Return the model for inputs of these shapes."""
         shapes = tuple(array.shape for array in arrays)
         found = self.made.get(shapes)
         if found is None and len(self.made) < _MOST_SHAPES:
@@ -140,14 +155,15 @@ class _Models:
             found = self.made.get(()) or self.made.setdefault((), self._compile(None))
         return found
 
-    def _compile(self, shapes: tuple[tuple[int, ...], ...] | None) -> tuple[ov.CompiledModel, list[ov.InferRequest]]:
+    def _compile(self, shapes: tuple[tuple[int, ...], ...] | None) -> _Compiled:
         import openvino as ov
 
         core = ov.Core()
         model = core.read_model(self.onnx_bytes)
-        if shapes is not None and shapes:
-            model.reshape({port.get_any_name(): list(shape) for port, shape in zip(model.inputs, shapes, strict=True)})
-        return self._compiled(core, model), []
+        places = tuple(self.inputs.index(port.get_any_name()) for port in model.inputs)
+        if shapes is not None and places:
+            model.reshape({self.inputs[place]: list(shapes[place]) for place in places})
+        return _Compiled(model=self._compiled(core, model), places=places)
 
     def _compiled(self, core: ov.Core, model: ov.Model) -> ov.CompiledModel:
         if not self.snippets:
