@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
+from fxquant.archive import whole_division
 from fxquant.archive.check_python import MOST_PARTS, Unknown
 from fxquant.archive.check_weights import check_scale
 from fxquant.archive.value_json import is_whole
@@ -56,7 +57,8 @@ def check_values(
         raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
     if word == "repeat_interleave" and not is_whole(_given(node, args, kwargs, 1, "repeats"), 0):
         raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
-    if word.rstrip("_") in ("div", "divide") and kwargs.get("rounding_mode") == "trunc":
+    own = node.target in (whole_division.divide, whole_division.divide_)
+    if word.rstrip("_") in ("div", "divide") and not own and kwargs.get("rounding_mode") == "trunc":
         _check_quotient([*args, *(kwargs[name] for name in ("input", "self", "other") if name in kwargs)])
     if word in _PARTS:
         _check_parts(node, word, args, kwargs)

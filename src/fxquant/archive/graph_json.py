@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from fxquant.archive.check_header import reads_as_itself
 from fxquant.archive.language import ATTRIBUTES, aten_op, function_name, functions, methods
 from fxquant.archive.value_json import from_json, to_json
+from fxquant.archive.whole_division import whole_word
 from fxquant.archive.written_memory import written_word
 from fxquant.errors import ArchiveError
 from fxquant.graph.encode import META_KEYS, Ref, decode_graph, encode_graph
@@ -63,6 +64,7 @@ def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., object]]) -> l
             if stored.startswith("torch._ops."):
                 stored = str(target)
         stored, kwargs = written_word(op, stored, kwargs)
+        op, stored = whole_word(op, stored, kwargs, meta.get("tensor"))
         _check_call(op, stored, args, kwargs, extra)
         rows.append([op, name, stored, to_json(args), to_json(kwargs), to_json(meta)])
     return rows
@@ -97,6 +99,7 @@ def _decode(row: object, extra: dict[str, Callable[..., object]], seen: set[str]
     if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not isinstance(meta, dict):
         raise ArchiveError("the graph has a node whose arguments are none.")
     target, kwargs = written_word(op, target, kwargs)
+    op, target = whole_word(op, target, kwargs, meta.get("tensor"))
     _check_call(op, target, args, kwargs, extra)
     for ref in _refs((args, kwargs)):
         if ref.name not in seen:

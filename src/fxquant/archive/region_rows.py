@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from fxquant.archive import whole_division
 from fxquant.archive.check_structure import is_plain
 from fxquant.archive.graph_json import graph_from_json, graph_to_json
 from fxquant.archive.language import function_name, functions, methods
@@ -38,7 +39,7 @@ _OWN = (
     *(guards.apply_in_place, guards.read_now),
     *(convert_weights.dequantize_rows, convert_weights.pool_rows, convert_weights.output_padding),
     *(cells.lstm_gates, cells.gru_gates, cells.rnn_gates, attention.join_masks, transformer.clear_padding),
-    grouped_mm,
+    *(whole_division.divide, whole_division.divide_, grouped_mm),
 )
 
 
