@@ -64,9 +64,9 @@ def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., object]]) -> l
             if stored.startswith("torch._ops."):
                 stored = str(target)
         stored, kwargs = written_word(op, stored, kwargs)
-        op, stored = whole_word(op, stored, kwargs, meta.get("tensor"))
-        _check_call(op, stored, args, kwargs, extra)
-        rows.append([op, name, stored, to_json(args), to_json(kwargs), to_json(meta)])
+        form, stored = whole_word(op, stored, kwargs, meta.get("tensor"))
+        _check_call(form, stored, args, kwargs, extra)
+        rows.append([form, name, stored, to_json(args), to_json(kwargs), to_json(meta)])
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -461,3 +462,17 @@ def test_code_put_into_a_model_later_stays_on_onednn(calls: list[int]) -> None:
     for _ in range(3):
         converted(x)
     assert seen == [before] * 3
+
+
+def test_threads_that_call_a_copy_first_all_run_in_the_runtime() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5)).eval(), torch.randn(4, 8)
+    converted = fq.quantize(model, [x], engine="onnxruntime")
+    expected = converted(x)
+    for _ in range(20):
+        made = copy.deepcopy(converted)
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(made, [x] * 16))
+        assert all(torch.equal(each, expected) for each in found)
+        runner = lowering_of(made).runner  # type: ignore[arg-type]
+        assert runner is not None and runner.engine == "onnxruntime"

@@ -56,7 +56,7 @@ class RegionRunner(Runner):
         assert isinstance(lowered, OneDnn)
         self.lowered = lowered
         self.made_from: MadeFrom = made_from(region)
-        self.digest: int | None = None  # of the region that this is a copy for, until the first call
+        self.digest: int | None = None  # of what this is a copy of, until a first call, maybe in several threads
         self.failed = ""  # why the runtime is not asked again
         self.told: set[str] = set()
         self.layouts: dict[Key, tuple[tuple[int, ...], ...] | None] = {}  # of the results, by those of the inputs
@@ -84,8 +84,8 @@ class RegionRunner(Runner):
     def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if self.runtime is None and not self.failed and torch_compat.plain_mode():
             self._make(region)
-        if self.digest is not None:  # writes through tensor.data are not counted
-            self.failed = self.failed or ("" if self.made_from.digest() == self.digest else _CHANGED)
+        if (digest := self.digest) is not None:  # writes through tensor.data are not counted
+            self.failed = self.failed or ("" if self.made_from.digest() == digest else _CHANGED)
             self.digest = None
         if self.failed:
             return self.lowered(region, args, kwargs)
