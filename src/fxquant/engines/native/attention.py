@@ -246,7 +246,7 @@ class _Block:
     def _pair(self, address: str, type_: str) -> str:
         """Two numbers of 16 bits in every element."""
         k = self.k
-        return k.value(f"bitcast <{self.size} x i8> {k.same(k.load('i32', address, 4))} to {type_}")
+        return k.value(f"bitcast <{self.size} x i8> {k.same(k.load('i32', address, 4), self.size)} to {type_}")
 
     def _score(self, keys: str, mask: str) -> list[str]:
         k, spec = self.k, self.spec

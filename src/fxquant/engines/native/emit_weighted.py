@@ -14,7 +14,7 @@ from fxquant.engines.native.depthwise_shape import Depthwise, block_widths
 from fxquant.engines.native.emit_scaled import scaled_affine
 from fxquant.engines.native.finish import Finish
 from fxquant.engines.native.gemm import Gemm, Taps
-from fxquant.engines.native.gemm_tiles import choose_tile, lines_of, split_row
+from fxquant.engines.native.gemm_tiles import choose_tile, lines_of, split_row, takes_narrow
 from fxquant.engines.native.groups import Group, Pads, is_handed_in
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import pointer
@@ -226,7 +226,8 @@ class _Product:
         finish, taps, channels = self.finish, self.taps, round_up(len(self.weight))
         extra = (1.5 if self.other else 0.0) + (0.0 if finish.act is None else 3.0 if finish.words else 5.0)
         widest = _LISTED if listed else 4
-        tile = choose_tile(channels, *self.extent[:2], taps.count * taps.quads, extra, machine, widest)
+        narrow = self.groups == 1 and finish.out == "u8" and not listed and takes_narrow(len(self.weight), machine)
+        tile = choose_tile(channels, *self.extent[:2], taps.count * taps.quads, extra, machine, widest, narrow)
         weight, offsets = _padded(self.weight, channels), None
         if self.groups > 1:
             grain = max(1, 16 // machine.floats)
@@ -235,7 +236,9 @@ class _Product:
             taps = replace(taps, length=weight.shape[3])
         near = taps.count * taps.quads * 4 * channels * machine.weight_bytes <= _L1
         walk = _walk(self.extent, tile, finish.out_bytes, machine, near=near, other=self.other)
-        spec = Gemm(taps=taps, **walk, moved=offsets is not None, finish=finish, pairs=pairs, listed=listed)
+        spec = Gemm(
+            taps=taps, **walk, narrow=narrow, moved=offsets is not None, finish=finish, pairs=pairs, listed=listed
+        )
         return spec, weight.reshape(channels, taps.count, taps.length), offsets
 
 

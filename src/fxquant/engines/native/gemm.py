@@ -20,6 +20,7 @@ while this product is computed, a few with each step of its sums.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, finish, load_affine, load_starts
@@ -76,6 +77,7 @@ class Gemm:
     out_line: int = 0
     other_line: int = 0
     blocks: tuple[int, ...]
+    narrow: bool = False  # whether the vectors of the last block have half the width
     pixels: int  # at most, of a tile
     chunk: int  # rows that are done for all blocks before the next ones
     moved: bool = False
@@ -100,15 +102,15 @@ class Gemm:
         _, count, rest = split_row(self.width, min(self.pixels, machine.most_rows(vectors)))
         return count + bool(rest)
 
-    def runs(self) -> list[tuple[int, int]]:
-        """(vectors, how many blocks) for each run of equal blocks."""
-        found: list[tuple[int, int]] = []
-        for vectors in self.blocks:
-            if found and found[-1][0] == vectors:
-                found[-1] = (vectors, found[-1][1] + 1)
-            else:
-                found.append((vectors, 1))
-        return found
+    def widths(self, machine: Machine) -> list[int]:
+        """Bytes of the vectors of each block."""
+        last = machine.width // 2 if self.narrow else machine.width
+        return [machine.width] * (len(self.blocks) - 1) + [last]
+
+    def runs(self, machine: Machine) -> list[tuple[int, int, int]]:
+        """(vectors, their width, how many blocks) for each run of equal blocks."""
+        found = itertools.groupby(zip(self.blocks, self.widths(machine), strict=True))
+        return [(*each, len([*equal])) for each, equal in found]
 
 
 def emit(name: str, spec: Gemm, machine: Machine) -> Kernel:
@@ -151,15 +153,16 @@ def _rows(k: Kernel, spec: Gemm, low: str, high: str, ahead: _Ahead) -> None:
     machine = k.machine
     done = weights_at = channels_at = 0
     params_at = HEADER_BYTES
-    for vectors, count in spec.runs():
-        weight_size = spec.taps.count * spec.taps.quads * vectors * machine.width * machine.weight_bytes
-        param_size = _param_bytes(spec, vectors, machine)
-        channels = vectors * machine.floats
+    for vectors, width, count in spec.runs(machine):
+        weight_size = spec.taps.count * spec.taps.quads * vectors * width * machine.weight_bytes
+        param_size = _param_bytes(spec, vectors, width)
+        channels = vectors * width // 4
         starts = (done, weights_at, params_at, channels_at)
 
         def block(
             index: str,
             vectors: int = vectors,
+            width: int = width,
             sizes: tuple[int, int, int] = (weight_size, param_size, channels),
             starts: tuple[int, int, int, int] = starts,
         ) -> None:
@@ -180,7 +183,7 @@ def _rows(k: Kernel, spec: Gemm, low: str, high: str, ahead: _Ahead) -> None:
             here = k.value(f"mul i64 {k.value(f'sub i64 {index}, %n0')}, {k.value(f'sub i64 {high}, {low}')}")
             rows = k.value(f"sub i64 {k.value(f'add i64 {before}, {here}')}, {low}")
             asked = k.at("%ahead", k.value(f"mul i64 {rows}, {ahead.row}"))
-            _block_rows(k, spec, vectors, _Block(x, weights, params, out, other, asked, ahead), (low, high))
+            _block_rows(k, spec, vectors, _Block(x, weights, params, out, other, asked, ahead, width), (low, high))
 
         first = k.call("llvm.smax.i64", "%n0", str(done))
         last = k.call("llvm.smin.i64", "%n1", str(done + count))
@@ -202,6 +205,7 @@ class _Block:
     other: str
     asked: str
     ahead: _Ahead
+    width: int  # of its vectors
 
     def moved(self, k: Kernel, index: str, steps: tuple[int, int, int], ahead: str) -> _Block:
         x, out = k.step(self.x, index, steps[0]), k.step(self.out, index, steps[1])
@@ -236,10 +240,10 @@ def _row(k: Kernel, spec: Gemm, vectors: int, block: _Block, width: int) -> None
 
 
 def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> None:
-    machine, taps = k.machine, spec.taps
-    run_size = taps.quads * vectors * machine.width * machine.weight_bytes
-    starts = load_starts(k, spec.finish, block.params, vectors, machine.width)
-    carries = [Carry(type=f"<{machine.floats} x i32>", start=start) for start in starts] * pixels
+    width, taps = block.width, spec.taps
+    run_size = taps.quads * vectors * width * k.machine.weight_bytes
+    starts = load_starts(k, spec.finish, block.params, vectors, width)
+    carries = [Carry(type=f"<{width // 4} x i32>", start=start) for start in starts] * pixels
     if not spec.listed:
         carries.append(Carry(type="ptr", start=block.asked))
     sums = [carry.start for carry in carries]
@@ -248,7 +252,7 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
         return [replace(carry, start=total) for carry, total in zip(carries, sums, strict=True)]
 
     def tap(sums: list[str], x: str, weights: str) -> list[str]:
-        return _run(k, spec, (vectors, pixels, block.ahead.step), again(sums), x, weights)
+        return _run(k, spec, (vectors, pixels, block), again(sums), x, weights)
 
     if spec.listed:
         sums = _steps(k, spec, vectors, pixels, carries, block)
@@ -274,7 +278,7 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
             return k.loop(0, taps.xs, 1, one, again(sums))
 
         sums = k.loop(0, taps.ys, 1, tap_row, carries)
-    affine = load_affine(k, block.params, vectors, machine.width)
+    affine = load_affine(k, block.params, vectors, width)
     places = [
         Places(
             header="%params",
@@ -284,31 +288,27 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
         for pixel in range(pixels)
     ]
     rows = [sums[pixel * vectors : (pixel + 1) * vectors] for pixel in range(pixels)]
-    finish(k, spec.finish, rows, affine, places, machine.width)
+    finish(k, spec.finish, rows, affine, places, width)
 
 
-def _run(k: Kernel, spec: Gemm, tile: tuple[int, int, str], carries: list[Carry], x: str, weights: str) -> list[str]:
-    """Return the products of one run of bytes. `tile`: vectors, pixels, bytes to ask for with each step."""
-    machine, quads = k.machine, spec.taps.quads
-    vectors, pixels, ahead = tile
-    step = vectors * machine.width * machine.weight_bytes
+def _run(k: Kernel, spec: Gemm, tile: tuple[int, int, _Block], carries: list[Carry], x: str, weights: str) -> list[str]:
+    """Return the products of one run of bytes. `tile`: vectors, pixels, and its block."""
+    quads, (vectors, pixels, block) = spec.taps.quads, tile
+    width, size = block.width, block.width * k.machine.weight_bytes
     unroll = quads if quads * pixels * vectors <= _UNROLLED else 1
 
     def body(index: str, sums: list[str]) -> list[str]:
         sums = list(sums)
-        x_at, weights_at = k.step(x, index, 4), k.step(weights, index, step)
+        x_at, weights_at = k.step(x, index, 4), k.step(weights, index, vectors * size)
         for turn in range(unroll):
-            loaded = [
-                k.weights(k.at(weights_at, turn * step + v * machine.width * machine.weight_bytes), machine.width)
-                for v in range(vectors)
-            ]
+            loaded = [k.weights(k.at(weights_at, (turn * vectors + v) * size), width) for v in range(vectors)]
             for pixel in range(pixels):
-                quad = k.quad(k.at(x_at, 4 * turn + spec.place(pixel, spec.in_pixel, spec.in_line)))
+                quad = k.quad(k.at(x_at, 4 * turn + spec.place(pixel, spec.in_pixel, spec.in_line)), width)
                 for v in range(vectors):
                     place = pixel * vectors + v
-                    sums[place] = k.dot(sums[place], quad, loaded[v], machine.width)
+                    sums[place] = k.dot(sums[place], quad, loaded[v], width)
             k.call("llvm.prefetch.p0", sums[-1], "0", "2", "1")
-            sums[-1] = k.at(sums[-1], ahead)
+            sums[-1] = k.at(sums[-1], block.ahead.step)
         return sums
 
     return k.loop(0, quads, unroll, body, carries)
@@ -324,7 +324,7 @@ def _steps(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry
         sums = list(sums)
         step = k.step(steps, index, 8)
         x_at = k.at(block.x, k.value(f"sext i32 {k.load('i32', step, 8)} to i64"))
-        places = k.same(k.load("i32", k.at(step, 4), 4))
+        places = k.same(k.load("i32", k.at(step, 4), 4), machine.width)
         at = k.step(weights, index, vectors * machine.width)
         loaded = [k.weights(k.at(at, v * machine.width), machine.width) for v in range(vectors)]
         for pixel in range(pixels):
@@ -337,5 +337,5 @@ def _steps(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry
     return k.loop(0, entry[2], 1, body, carries)
 
 
-def _param_bytes(spec: Gemm, vectors: int, machine: Machine) -> int:
-    return spec.finish.rows * vectors * machine.width + (OFFSET_BYTES if spec.moved else 0)
+def _param_bytes(spec: Gemm, vectors: int, width: int) -> int:
+    return spec.finish.rows * vectors * width + (OFFSET_BYTES if spec.moved else 0)

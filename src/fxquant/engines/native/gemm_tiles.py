@@ -11,19 +11,27 @@ _DOT, _LATENCY, _LOAD, _FAR, _TILE = 0.5, 5.0, 0.5, 2.0, 12.0  # cycles; `_FAR`:
 _SHORT = 32  # steps of sums, where vectors are halved, behind which a CPU works ahead into the next tile
 _HALVED = {1: 2.1, 2: 1.5, 3: 1.65, 4: 1.0}  # then: cycles for a vector of sums, beyond the products
 _SUM, _SHORT_TILE = 0.03, 6.0  # and for each sum that a tile has besides, and for the tile
+_FEW = 48  # channels, below which a vector that is half empty counts
 _FIRST_CACHE = 40000  # bytes of a block's weights that stay there
 
 
 @functools.lru_cache(maxsize=1024)
 def choose_tile(
-    outputs: int, rows: int, width: int, steps: int, extra: float, machine: Machine, widest: int = 4
+    outputs: int,
+    rows: int,
+    width: int,
+    steps: int,
+    extra: float,
+    machine: Machine,
+    widest: int = 4,
+    narrow: bool = False,
 ) -> tuple[tuple[int, ...], int]:
     """(vectors of each block, at most `widest`, and pixels of a tile) by a model of the cycles that all tiles take.
 
     `outputs` are channels, a multiple of 16; `steps` those of a sum; `extra` cycles that a vector of results takes
-    beyond packing.
+    beyond packing. With `narrow`, there is a last block of one vector of half the width, for half of 16 channels.
     """
-    total = outputs // machine.floats
+    total = outputs // machine.floats - narrow
     grain = 16 // machine.floats if machine.floats < 16 else 1
     best: tuple[float, int, int] | None = None
     for vectors in (4, 3, 2, 1):
@@ -35,12 +43,15 @@ def choose_tile(
                 if v:
                     tiles = _tiles(rows, width, min(most, machine.most_rows(v)))
                     cost += blocks * sum(count * _cycles(p, v, steps, extra, machine) for p, count in tiles)
+            if narrow:
+                tiles = _tiles(rows, width, min(most, machine.most_rows(1)))
+                cost += sum(count * _narrow_cycles(p, steps, extra) for p, count in tiles)
             if best is None or cost < best[0]:
                 best = (cost, vectors, most)
     assert best is not None
     _, vectors, most = best
     last = (total % vectors,) if total % vectors else ()
-    return (*(vectors,) * (total // vectors), *last), most
+    return (*(vectors,) * (total // vectors), *last, *(1,) * narrow), most
 
 
 def lines_of(rows: int, width: int, most: int) -> int:
@@ -73,6 +84,22 @@ def _cycles(pixels: int, vectors: int, steps: int, extra: float, machine: Machin
     loads = max((pixels + vectors) * _LOAD, vectors * _FAR if far else 0.0)
     finish = pixels * vectors * (_PACKING[vectors] + extra)
     return steps * max(products, loads, _LATENCY) + finish + _TILE
+
+
+def takes_narrow(outputs: int, machine: Machine) -> bool:
+    """Tell whether a block of half vectors is worth it for what is beyond 16 channels.
+
+    It is where they take half the time; the fewer whole vectors there are, the more.
+    """
+    return machine.halved and 16 < outputs < _FEW and 1 <= outputs % 16 <= 8
+
+
+def _narrow_cycles(pixels: int, steps: int, extra: float) -> float:
+    """Return about how long a tile of one vector of half the width takes."""
+    if not pixels:
+        return 0.0
+    finish = -(-pixels // 4) * 4 * (_HALVED[1] + extra) / 2
+    return steps * max(pixels * _LOAD, _LATENCY) + finish + _SHORT_TILE
 
 
 @functools.lru_cache(maxsize=4096)

@@ -13,16 +13,16 @@ from fxquant.engines.native.vector import order, pack_quads
 
 
 def pack_weights(weights: NDArray[np.int8], spec: Gemm, machine: Machine) -> NDArray[np.uint8]:
-    """Integers [channels, taps, length], with as many channels as the blocks have."""
+    """Integers [channels, taps, length], with at least as many channels as the blocks have."""
     quads = spec.taps.quads
     padded = np.zeros((*weights.shape[:2], 4 * quads), np.int8)
     padded[:, :, : weights.shape[2]] = weights
     found, first = [], 0
-    for vectors in spec.blocks:
-        channels = first + _order(spec, vectors, machine)
-        block = padded[channels].reshape(vectors, machine.floats, spec.taps.count, quads, 4)
+    for vectors, width in zip(spec.blocks, spec.widths(machine), strict=True):
+        channels = first + _order(spec, vectors, width)
+        block = padded[channels].reshape(vectors, width // 4, spec.taps.count, quads, 4)
         found.append(pack_quads(block.transpose(2, 3, 0, 1, 4), machine))
-        first += vectors * machine.floats
+        first += len(channels)
     return np.concatenate(found)
 
 
@@ -36,7 +36,7 @@ def pack_listed(
     vectors = spec.blocks[0]
     assert set(spec.blocks) == {vectors} and machine.width == 32
     size, blocks, taps = vectors * machine.floats, len(spec.blocks), spec.taps
-    channels = (np.arange(blocks)[:, None] * size + _order(spec, vectors, machine)).reshape(-1)
+    channels = (np.arange(blocks)[:, None] * size + _order(spec, vectors, machine.width)).reshape(-1)
     windows = -(-taps.length // WINDOW)
     padded = np.zeros((len(channels), taps.count, windows * WINDOW), np.int8)
     padded[:, :, : taps.length] = weights[channels]
@@ -88,20 +88,17 @@ def pack_affine(
     """Scales and biases of all channels, which lie behind the header; `offsets` are of moved blocks."""
     rows = affine_rows(scale, bias, spec.finish)
     found, first = [], 0
-    for index, vectors in enumerate(spec.blocks):
-        channels = first + _order(spec, vectors, machine)
+    for index, (vectors, width) in enumerate(zip(spec.blocks, spec.widths(machine), strict=True)):
+        channels = first + _order(spec, vectors, width)
         if offsets is not None:
             place = np.zeros(OFFSET_BYTES // 8, np.int64)
             place[0] = offsets[index]
             found.append(place.view(np.uint8))
         found.append(rows[:, channels].reshape(-1).view(np.uint8))
-        first += vectors * machine.floats
+        first += len(channels)
     return np.concatenate(found)
 
 
-def _order(spec: Gemm, vectors: int, machine: Machine) -> NDArray[np.int64]:
-    return (
-        order(vectors, machine.width, spec.finish.turns)
-        if spec.finish.out == "u8"
-        else np.arange(vectors * machine.floats)
-    )
+def _order(spec: Gemm, vectors: int, width: int) -> NDArray[np.int64]:
+    """Return the channels of a block as its vectors have them."""
+    return order(vectors, width, spec.finish.turns) if spec.finish.out == "u8" else np.arange(vectors * width // 4)

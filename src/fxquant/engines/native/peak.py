@@ -25,7 +25,7 @@ def _emit(machine: Machine) -> Kernel:
     def turn(index: str, sums: list[str]) -> list[str]:
         at = k.step("%x", k.value(f"and i64 {index}, 3"), 2 * width)
         weights = [k.weights(k.at(at, v * width * machine.weight_bytes), width) for v in range(_VECTORS)]
-        quads = [k.quad(k.at(at, 4 * pixel)) for pixel in range(len(sums) // _VECTORS)]
+        quads = [k.quad(k.at(at, 4 * pixel), width) for pixel in range(len(sums) // _VECTORS)]
         return [
             k.dot(total, quads[place // _VECTORS], weights[place % _VECTORS], width) for place, total in enumerate(sums)
         ]

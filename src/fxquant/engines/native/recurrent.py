@@ -235,7 +235,7 @@ def _byte_sums(k: Kernel, spec: Cell, units: _Units, x: str, rows: int) -> list[
         at = k.step(units.weights, quad, gates * size)
         loaded = [k.weights(k.at(at, g * size), machine.width) for g in range(gates)]
         for place in range(rows):
-            four = k.quad(k.at(k.step(x, quad, 4), place * spec.row))
+            four = k.quad(k.at(k.step(x, quad, 4), place * spec.row), k.machine.width)
             for g in range(gates):
                 sums[place * gates + g] = k.dot(sums[place * gates + g], four, loaded[g], machine.width)
         return sums

@@ -192,13 +192,13 @@ class Kernel(Function):
             total = self.value(f"add <{width // 4} x i32> {total}, {self.call(name, pair, weight)}")
         return total
 
-    def quad(self, address: str) -> tuple[str, ...]:
+    def quad(self, address: str, width: int) -> tuple[str, ...]:
         """Four bytes in every element, as `dot` takes them."""
-        return self.operand(self.same(self.load("i32", address)), self.machine.width)
+        return self.operand(self.same(self.load("i32", address), width), width)
 
-    def same(self, four: str) -> str:
+    def same(self, four: str, width: int) -> str:
         """Return an int32 in every element, as bytes."""
-        n = self.machine.floats
+        n = width // 4
         one = self.value(f"insertelement <{n} x i32> poison, i32 {four}, i64 0")
         all_ = self.value(f"shufflevector <{n} x i32> {one}, <{n} x i32> poison, <{n} x i32> zeroinitializer")
         return self.value(f"bitcast <{n} x i32> {all_} to <{4 * n} x i8>")
