@@ -155,8 +155,11 @@ def emit_tile(
         made = k.loop(0, 1, 1, products, carries, apart=True)
         for place, (output, _) in enumerate(uses):
             sums[output] = made[4 * place : 4 * place + 4]
-        for output in (each for each, _ in uses if last[each] == index):  # at once: their sums leave the registers
-            _finish(k, spec, bases, params, (output, sums[output]), sizes)
+        done = [output for output, _ in uses if last[output] == index]
+        # at once: their sums leave the registers, and outputs share scales and biases where there are enough of those
+        groups = [done] if k.machine.registers >= 32 else [[output] for output in done]
+        for group in filter(None, groups):
+            _finish(k, spec, bases, params, {output: sums[output] for output in group}, sizes)
 
 
 def _finish(
@@ -164,15 +167,16 @@ def _finish(
     spec: Depthwise,
     bases: tuple[str, str, str],
     params: str,
-    done: tuple[int, list[str]],
+    done: dict[int, list[str]],
     sizes: tuple[int, int],
 ) -> None:
-    """Write an output of a tile; `done`: which one, and its sums."""
-    (output, sums), (channels, strips), tx = done, sizes, spec.tile[1]
-    size = channels * strips
-    y, x = divmod(output, tx)
-    out = k.at(bases[1], y * spec.out_row + x * spec.out_pixel)
-    other = k.at(bases[2], y * spec.other_row + x * spec.other_pixel) if bases[2] else ""
-    apart = tuple(k.at(out, strip * tx * spec.out_pixel) for strip in range(strips)) if strips > 1 else ()
-    places = [Places(header="%params", out=out, other=other, apart=apart)]
-    finish(k, spec.finish, [sums], load_affine(k, params, 4, size), places, size)
+    """Write some outputs of a tile, from their sums."""
+    (channels, strips), tx = sizes, spec.tile[1]
+    size, places = channels * strips, []
+    for output in done:
+        y, x = divmod(output, tx)
+        out = k.at(bases[1], y * spec.out_row + x * spec.out_pixel)
+        other = k.at(bases[2], y * spec.other_row + x * spec.other_pixel) if bases[2] else ""
+        apart = tuple(k.at(out, strip * tx * spec.out_pixel) for strip in range(strips)) if strips > 1 else ()
+        places.append(Places(header="%params", out=out, other=other, apart=apart))
+    finish(k, spec.finish, [*done.values()], load_affine(k, params, 4, size), places, size)
