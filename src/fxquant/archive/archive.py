@@ -13,14 +13,14 @@ import json
 import os
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fxquant.archive.check_header import check_header
-from fxquant.archive.rebuild import rebuild
+from fxquant.archive.rebuild import needs_no_float_model, rebuild
 from fxquant.archive.safetensors_file import write_safetensors
 from fxquant.archive.tree_rows import Rows, header_of, stored_tensors
 from fxquant.archive.value_json import read_json
@@ -38,11 +38,25 @@ def write_archive(model: nn.Module, path: Path) -> None:
     with replacing(path, ArchiveError) as part, part.open("wb") as file:
         write_safetensors(file, tensors, {"digest": _digest(text, tensors), "fxquant": text})
         file.flush()
+        if needs_no_float_model(rows.rows):
+            _prove(text, tensors, path)
 
 
 def read_archive(path: Path, float_model: nn.Module | None) -> nn.Module:
     """Read a file written by `write_archive`; the regions are in QDQ form."""
     header, tensors = _read(path)
+    return _built(header, tensors, float_model, path)
+
+
+def _prove(text: str, tensors: dict[str, Tensor], path: Path) -> None:
+    """Raise an ArchiveError that names the node if a file would not be loaded."""
+    try:
+        _built(cast(Json, read_json(text)), dict(tensors), None, path)
+    except ArchiveError as error:
+        raise ArchiveError(f"the model cannot be saved, as no file of it could be loaded. {error}") from error
+
+
+def _built(header: Json, tensors: dict[str, Tensor], float_model: nn.Module | None, path: Path) -> nn.Module:
     try:
         check_header(header, tensors)
         for name in header["channels_last"]:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxquant.archive.check_header import reads_as_itself
 from fxquant.archive.language import ATTRIBUTES, aten_op, function_name, functions, methods
+from fxquant.archive.same_call import same_call
 from fxquant.archive.value_json import from_json, to_json
 from fxquant.archive.whole_division import whole_word
 from fxquant.archive.written_memory import written_word
@@ -63,6 +64,7 @@ def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., object]]) -> l
             stored = names.get(id(node.target), stored)
             if stored.startswith("torch._ops."):
                 stored = str(target)
+        op, stored, args = same_call(node, op, stored, args)
         stored, kwargs = written_word(op, stored, kwargs)
         form, stored = whole_word(op, stored, kwargs, meta.get("tensor"))
         _check_call(form, stored, args, kwargs, extra)

@@ -91,6 +91,11 @@ def _check_tree(tree: nn.Module) -> None:
     count(tree, ())
 
 
+def needs_no_float_model(rows: dict[str, Row]) -> bool:
+    """Tell whether a file is all that a model takes."""
+    return all(row["kind"] != "user" and not row.get("code") for row in rows.values())
+
+
 def _need_no_float_model(rows: dict[str, Row]) -> None:
     foreign = {path: row["class"] for path, row in rows.items() if row["kind"] == "user"}
     if "" in foreign:

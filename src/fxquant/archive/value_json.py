@@ -67,6 +67,8 @@ def to_json(value: object) -> object:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else ["float", repr(value)]
+    if isinstance(value, complex):
+        return ["complex", to_json(value.real), to_json(value.imag)]
     if isinstance(value, list):
         return ["list", *map(to_json, value)]
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
@@ -149,6 +151,13 @@ def _float(rest: list[object], depth: int) -> float:
     return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[_one(rest)]
 
 
+def _complex(rest: list[object], depth: int) -> complex:
+    real, imag = _items(rest, depth)
+    if not isinstance(real, float) or not isinstance(imag, float):
+        raise TypeError("its parts are no floats")
+    return complex(real, imag)
+
+
 def _device(rest: list[object], depth: int) -> torch.device:
     if _one(rest) != "cpu":
         raise ValueError(f"{rest[0]!r} is not the CPU")
@@ -178,6 +187,7 @@ def _value(rest: list[object], depth: int) -> object:
 
 _READERS: dict[str, Callable[[list[Any], int], Any]] = {
     "float": _float,
+    "complex": _complex,
     "list": _items,
     "tuple": lambda rest, depth: tuple(_items(rest, depth)),
     "dict": _dict,
