@@ -392,13 +392,24 @@ class Numbered(nn.Module):
         return self.fc(given["x"]), given["number"]
 
 
+class Low(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.float()).bfloat16()
+
+
 @pytest.mark.parametrize(
     ("model", "arg", "match"),
     [
         (Spectrum(), torch.randn(2, 8), "gives complex tensors"),
         (Numbered(), {"x": torch.randn(2, 8), "number": 3}, "holds what is no tensor"),
+        (Low(), torch.randn(2, 8), "output.*is BFLOAT16, which numpy lacks"),
+        (Low(), torch.randn(2, 8).bfloat16(), "input 'x' is BFLOAT16"),
     ],
-    ids=["complex", "number"],
+    ids=["complex", "number", "bfloat16 output", "bfloat16 input"],
 )
 def test_what_no_runtime_takes_is_said_at_conversion(model: nn.Module, arg: object, match: str) -> None:
     prepared = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping("x86"), (arg,))

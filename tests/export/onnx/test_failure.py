@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,37 @@ def test_outputs_that_are_no_tensors_stay_with_the_caller(tmp_path: Path) -> Non
         found = fq.quantize(model, [X], engine=engine)(X)  # type: ignore[arg-type]
         assert found[1:] == theirs[1:]
         assert torch.allclose(found[0], theirs[0], atol=0.05)
+
+
+@dataclass
+class Pair:
+    first: Tensor
+    second: Tensor
+
+
+class GivesPair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Pair:
+        y = self.fc(x)
+        return Pair(y, second=2 * y)
+
+
+class TakesPair(GivesPair):
+    def forward(self, pair: Pair) -> Tensor:  # type: ignore[override]
+        return self.fc(pair.first)
+
+
+@pytest.mark.parametrize(("kind", "does"), [(GivesPair, "returns"), (TakesPair, "takes")])
+def test_classes_that_torch_does_not_look_into(kind: type[nn.Module], does: str, tmp_path: Path) -> None:
+    x = torch.randn(2, 8)
+    call = x if kind is GivesPair else Pair(x, x)
+    quantized = fq.quantize(kind().eval(), [(call,)], engine="reference")
+    wanted = rf"The model {does} an object of class Pair.*torch\.export\.register_dataclass\(Pair\)"
+    with pytest.raises(fq.FxQuantError, match=wanted):
+        fq.export_onnx(quantized, tmp_path / "m.onnx", (call,))
 
 
 def test_a_model_of_transformers_that_returns_its_cache_is_told_how_not_to() -> None:

@@ -67,7 +67,9 @@ class Runtime(ABC, Generic[Session]):
             graph, signature = to_onnx(
                 model, example_inputs, example_kwargs, dynamic_batch=False, caller=caller, gemm=self.gemm
             )
-        self.wanted = [_wanted(value, caller) for value in graph.graph.inputs]
+        self.wanted = [(_dtype(value, "input", caller), _sizes(value)) for value in graph.graph.inputs]
+        for value in graph.graph.outputs:
+            _dtype(value, "output", caller)
         self._adapt(graph)
         self.limits, self.counted = _guarded(graph, self.bits, caller)
         self.onnx_bytes = serialize(graph, caller)
@@ -143,13 +145,20 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _wanted(value: ir.Value, caller: str) -> tuple[torch.dtype, tuple[int | None, ...]]:
-    """Return the dtype and sizes of an input of an ONNX graph; None is the batch."""
-    sizes = tuple(size if isinstance(size, int) else None for size in value.shape)
+def _sizes(value: ir.Value) -> tuple[int | None, ...]:
+    """Return the sizes of an input of an ONNX graph; None is the batch."""
+    return tuple(size if isinstance(size, int) else None for size in value.shape)
+
+
+def _dtype(value: ir.Value, what: str, caller: str) -> torch.dtype:
+    """Return the dtype of an input or output of an ONNX graph, if it can pass between torch and a runtime."""
     try:
-        return torch.from_numpy(np.empty(0, value.dtype.numpy())).dtype, sizes
+        return torch.from_numpy(np.empty(0, value.dtype.numpy())).dtype
     except TypeError as error:
-        raise ConfigError(f"{caller}: input {value.name!r} is {value.dtype.name}, which numpy lacks.") from error
+        raise ConfigError(
+            f"{caller}: {what} {value.name!r} is {value.dtype.name}, which numpy lacks. Let the model take and return "
+            "float32, or use engine='onednn'."
+        ) from error
 
 
 def _guarded(graph: ir.Model, bits: int, caller: str) -> tuple[tuple[tuple[int, int] | None, ...], bool]:

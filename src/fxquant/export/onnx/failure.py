@@ -21,6 +21,7 @@ from fxquant.graph.region import Region, regions
 log = logging.getLogger("fxquant")
 
 _NODE = re.compile(r"translating node %?(\w+)(?:.*?target=([\w.]+))?")
+_UNKNOWN = re.compile(r"(Found|input type) <class '(?:[^']*\.)?(\w+)'>")
 _FRAME = re.compile(r'File "([^"<]+)", line (\d+)')
 
 
@@ -66,6 +67,11 @@ def failure(caller: str, error: Exception, model: nn.Module, hint: str = "") -> 
     if "transformers.cache_utils" in why:
         why = "The model returns its cache, which is no tensor"
         hint = f"{hint}Set config.use_cache = False of the float model before it is quantized. "
+    if unknown := _UNKNOWN.search(why):
+        does = "returns" if unknown[1] == "Found" else "takes"
+        why = f"The model {does} an object of class {unknown[2]}, in which torch.export finds no tensors"
+        register = f"torch.export.register_dataclass({unknown[2]})"
+        hint = f"{hint}Register the class before you quantize ({register}, if it is one), or use a tuple or a dict. "
     log.debug("%s: %s", caller, error, exc_info=error)
     return FxQuantError(f"{caller}: {what}{where}. {why[:300].rstrip('.')}. {hint}{_instead(model, caller)}")
 
