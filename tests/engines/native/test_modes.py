@@ -69,7 +69,7 @@ def test_a_range_is_that_of_the_batch() -> None:
 @pytest.mark.broad
 @torch.no_grad()
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("batch", [3, 5, 70])
+@pytest.mark.parametrize("batch", [3, 5, 70, 100])
 def test_rows_of_a_batch_are_taken_together(form: str, batch: int) -> None:
     x = torch.randn(batch, 32)
     reference, native = both(form, Net(32, 48), x)

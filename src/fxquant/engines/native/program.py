@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,6 +40,7 @@ _CHECKS = (
 _MOST_CHECKED = 64
 _READS, _CALL = (60e9, 30e9, 10e9), 1e-4  # see Program.pays
 _WORTH_THREADS = 10_000_000  # products, below which waking threads takes longer than the work
+NOWHERE: Mapping[str, Tensor] = MappingProxyType({})
 PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 3, ctypes.c_void_p)
 
 
@@ -217,8 +219,8 @@ class Program:
         if len(self.checked) < _MOST_CHECKED:
             self.checked.add(batch)
 
-    def run(self, inputs: Sequence[object], batch: int) -> object:
-        """Return what the graph returns for the values of its placeholders."""
+    def run(self, inputs: Sequence[object], batch: int, into: Mapping[str, Tensor] = NOWHERE) -> object:
+        """Return what the graph returns for the values of its placeholders. `into`: where results go, by node."""
         env: Env = dict(zip(self.placeholders, inputs, strict=True))
         if self.fixed:
             env.update(self.fixed)
@@ -232,7 +234,7 @@ class Program:
                 for node in self.outside.get(level, ()):
                     env[node] = self.call(node, env, batch)
                 if level in self.functions:
-                    alive += self.hand_over(level, env, slots, batch)
+                    alive += self.hand_over(level, env, slots, batch, into)
                     self._run_segment(level, arenas, (kept, slots), batch, threads)
         finally:
             self.free += arenas
@@ -297,7 +299,9 @@ class Program:
         except IndexError:
             return Arena(self.sizes.arena)
 
-    def hand_over(self, level: int, env: Env, slots: Slots, batch: int) -> list[Tensor]:
+    def hand_over(
+        self, level: int, env: Env, slots: Slots, batch: int, into: Mapping[str, Tensor] = NOWHERE
+    ) -> list[Tensor]:
         """Fill the slots of a segment: inputs as they are, outputs as new tensors, which are put into `env`."""
         alive = []
         for slot, made in self.imports[level]:
@@ -309,7 +313,8 @@ class Program:
                 alive.append(tensor)
             slots[slot] = tensor.data_ptr()
         for result in self.results[level]:
-            tensor = torch.empty((batch, *result.sizes), dtype=result.dtype, device="cpu")
+            place = into.get(result.node.name)
+            tensor = torch.empty((batch, *result.sizes), dtype=result.dtype, device="cpu") if place is None else place
             slots[result.slot] = tensor.data_ptr()
             env[result.node] = result.place(tensor)
             alive.append(tensor)

@@ -10,10 +10,11 @@ down, as a trace, it always does.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_not
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,13 @@ from fxquant.engines.native.calls import Key, batch_of, bind, first_sample, key_
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.plain import interpret, plain_graph, returned, run_and_look
-from fxquant.engines.native.program import Program
+from fxquant.engines.native.program import NOWHERE, Program
 from fxquant.engines.native.read import read
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.scan import Scans
 from fxquant.engines.native.settings import Native
 from fxquant.engines.native.shapes import Changes, Shape, Unread, order_of
-from fxquant.engines.native.together import takes_rows, together
+from fxquant.engines.native.together import Together, takes_rows, together
 from fxquant.engines.native.verdicts import keep_verdict, load_verdict
 from fxquant.engines.onednn.kernels import has_nan
 from fxquant.engines.onednn.runner import OneDnn
@@ -184,21 +185,32 @@ class NativeRunner(Runner):
         batch = batch_of(inputs)
         if batch > 1 and (program.sizes.single or program.whole):
             rows = together(inputs, batch, program.whole) if self._takes_rows(region, program) else None
-            joint = None if rows is None else key_of(rows.inputs)
-            if rows is not None and joint is not None:
-                return rows.apart(self._finish(rows.inputs, self._obtain(region, joint, rows.inputs)))
+            if rows is not None and (made := self._by_rows(region, rows)) is not None:
+                return rows.apart(made)
         if not program.pays(batch):
             raise _NotHere("for some batches")
         return self._finish(inputs, program)
+
+    def _by_rows(self, region: Region, rows: Together) -> list[object] | None:
+        keys = [key_of(piece.inputs) for piece in rows.pieces]
+        if any(key is None for key in keys):
+            return None
+        programs = [self._obtain(region, key, each.inputs) for key, each in zip(keys, rows.pieces, strict=True) if key]
+        memory = rows.memory(itertools.chain(*programs[0].results.values()))
+        made = []
+        for piece, program in zip(rows.pieces, programs, strict=True):
+            into = {name: piece.part_of(tensor) for name, tensor in memory.items()}
+            made.append(self._finish(piece.inputs, program, into))
+        return made
 
     def _takes_rows(self, region: Region, program: Program) -> bool:
         if self.by_row is None:
             self.by_row = takes_rows(region, program.graph) if program.by_row is None else program.by_row
         return self.by_row
 
-    def _finish(self, inputs: list[object], program: Program) -> object:
+    def _finish(self, inputs: list[object], program: Program, into: Mapping[str, Tensor] = NOWHERE) -> object:
         try:
-            return _run(program, inputs)
+            return _run(program, inputs, into)
         except Unread as error:  # sizes that follow from values
             raise _NotHere("for some inputs", str(error)) from error
 
@@ -332,12 +344,12 @@ def _is_plain_call(program: Program, inputs: list[object], args: tuple[object, .
     return batch_of(inputs) == 1 or not (program.sizes.single or program.whole)
 
 
-def _run(program: Program, inputs: Sequence[object]) -> object:
+def _run(program: Program, inputs: Sequence[object], into: Mapping[str, Tensor] = NOWHERE) -> object:
     if torch.is_grad_enabled():
         with torch.no_grad():
-            made = program.run(inputs, batch_of(inputs))
+            made = program.run(inputs, batch_of(inputs), into)
     else:
-        made = program.run(inputs, batch_of(inputs))
+        made = program.run(inputs, batch_of(inputs), into)
     return returned(program.graph, made)
 
 

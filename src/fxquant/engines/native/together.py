@@ -3,29 +3,35 @@
 A program runs its samples one by one. If a sample is one row of linear layers, each reads all weights for itself; and a
 range that a tensor has of its own is that of the whole batch. So rows become what a program has as one sample:
 
-    (batch, n)        ->  (batch / rows, rows, n), filled up with zeros
+    (batch, n)        ->  (batch / 64, 64, n), and what is left over as (1, 32, n), ..., the last filled up with zeros
     (batch, ..., n)   ->  (1, batch, ..., n), where ranges are found
+
+The sizes are few, since each has code of its own.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from fxquant.engines.native.activations import KINDS
+from fxquant.engines.native.results import Result
 from fxquant.engines.onednn.support import setting
 from fxquant.graph import torch_compat
 from fxquant.graph.paths import get_attr
 from fxquant.graph.region import Region
 from fxquant.ops.table import OPS
 
-_ROWS = (8, 16, 32, 64)  # of a sample; a batch gets the first that holds it
+_ROWS = (8, 16, 32, 64)  # of a sample
 _FEWEST = 4  # rows that are worth it
+_FILLED = 8  # the most rows of zeros
 _PLAIN = (
     *(torch_compat.QUANTIZE, torch_compat.DEQUANTIZE, torch_compat.QUANTIZE_TENSOR, torch_compat.DEQUANTIZE_TENSOR),
     *(torch_compat.CHOOSE_QPARAMS, torch_compat.CHOOSE_QPARAMS_SYMMETRIC),
@@ -68,23 +74,59 @@ def _is_row(region: Region, node: fx.Node) -> bool:
     return isinstance(value, (Tensor, nn.Parameter)) and value.dim() <= 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Together:
-    """Inputs whose rows are taken together, and what leads back from the outputs."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows, filled up with zeros to whole samples of `rows`."""
 
     inputs: list[object]
+    first: int
+    end: int
+    rows: int
+
+    @property
+    def samples(self) -> int:
+        return (self.end - self.first) // self.rows
+
+    def part_of(self, memory: Tensor) -> Tensor:
+        """Return the memory of these rows."""
+        return memory[self.first : self.end].view(self.samples, self.rows, *memory.shape[1:])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Together:
+    """Inputs whose rows are taken together, in one call or several, and what leads back from the outputs."""
+
+    pieces: list[Piece]
     batch: int
     whole: bool
 
-    def apart(self, made: object) -> object:
-        """Return the outputs as those of the batch."""
-        return pytree.tree_map_only(Tensor, self._apart, made)
+    @property
+    def exact(self) -> bool:
+        """Whether one call gives all, and nothing else."""
+        return len(self.pieces) == 1 and self.pieces[0].end == self.batch
 
-    def _apart(self, tensor: Tensor) -> Tensor:
-        if self.whole:
-            return tensor[0]
-        rows = tensor.flatten(0, 1)
-        return rows if len(rows) == self.batch else rows[: self.batch].clone()
+    def memory(self, results: Iterable[Result]) -> dict[str, Tensor]:
+        """Return memory for the results of all pieces, one behind the other."""
+        if self.whole or self.exact:
+            return {}
+        total = self.pieces[-1].end
+        return {each.node.name: torch.empty((total, *each.sizes[1:]), dtype=each.dtype) for each in results}
+
+    def apart(self, made: Sequence[object]) -> object:
+        """Return the outputs of all pieces as those of the batch."""
+        return self._apart(*made) if isinstance(made[0], Tensor) else pytree.tree_map(self._apart, *made)
+
+    def _apart(self, *made: object) -> object:
+        parts = [each for each in made if isinstance(each, Tensor)]
+        if not parts or self.whole:
+            return parts[0][0] if parts else made[0]
+        rows = [each.flatten(0, 1) for each in parts]
+        if self.exact:
+            return rows[0]
+        one_memory = all(a.data_ptr() + a.nbytes == b.data_ptr() for a, b in itertools.pairwise(rows))
+        size = (self.pieces[-1].end, *rows[0].shape[1:])
+        whole = rows[0].as_strided(size, rows[0].stride()) if one_memory else torch.cat(rows)
+        return whole[: self.batch]
 
 
 def together(inputs: Sequence[object], batch: int, whole: bool) -> Together | None:
@@ -94,16 +136,28 @@ def together(inputs: Sequence[object], batch: int, whole: bool) -> Together | No
         return None
     if whole:
         made = [value[None] if isinstance(value, Tensor) else value for value in inputs]
-        return Together(inputs=made, batch=batch, whole=True)
+        return Together(pieces=[Piece(made, 0, 1, 1)], batch=batch, whole=True)
     if batch < _FEWEST or tensors[0].dim() != 2:
         return None
-    rows = next((rows for rows in _ROWS if batch <= rows), _ROWS[-1])
-    return Together(inputs=[_filled(value, rows) for value in inputs], batch=batch, whole=False)
+    pieces = [Piece([_rows(value, *place) for value in inputs], *place) for place in _places(batch)]
+    return Together(pieces=pieces, batch=batch, whole=False)
 
 
-def _filled(value: object, rows: int) -> object:
+def _places(batch: int) -> Iterator[tuple[int, int, int]]:
+    """(first row, end, rows of a sample) of each piece."""
+    first = 0
+    while first < batch:
+        left = batch - first
+        rows = next((rows for rows in _ROWS if left <= rows <= left + _FILLED), 0)
+        rows = rows or max(rows for rows in _ROWS if rows <= left)
+        end = first + max(left // rows, 1) * rows
+        yield first, end, rows
+        first = end
+
+
+def _rows(value: object, first: int, end: int, rows: int) -> object:
     if not isinstance(value, Tensor):
         return value
-    missing = -len(value) % rows
-    full = F.pad(value, (0, 0, 0, missing)) if missing else value.contiguous()
-    return full.view(-1, rows, value.shape[1])
+    missing = end - len(value)
+    some = F.pad(value[first:], (0, 0, 0, missing)) if missing > 0 else value[first:end].contiguous()
+    return some.view(-1, rows, value.shape[1])

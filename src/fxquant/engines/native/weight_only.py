@@ -22,7 +22,6 @@ from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.vector import Kernel, even_parts
 
-_MANY = 12  # rows of a tile
 _UNROLLED = 64  # products that are written out
 
 
@@ -52,10 +51,10 @@ class WeightOnly:
 def choose_blocks(channels: int, rows: int, machine: Machine) -> tuple[int, ...]:
     """Vectors of each block: more of them for few rows, so that sums are not waited for.
 
-    Many rows share what it takes to make floats of a vector.
+    Where registers are few, many rows share what it takes to make floats of a vector.
     """
     total = channels // machine.floats
-    most = 8 if rows == 1 else 4 if rows <= 3 or (machine.registers > 16 and rows <= _MANY) else 2
+    most = 8 if rows == 1 else 4 if rows <= 3 or machine.registers > 16 else 2
     return (most,) * (total // most) + ((total % most,) if total % most else ())
 
 
