@@ -25,3 +25,22 @@ from fxquant.config_file import read_conf
 def test_what_has_no_meaning_here_is_a_note(section: dict[str, Any], where: str) -> None:
     _, notes = read_conf({"model": {"name": "m"}, **section})
     assert any(where in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("section", "note"),
+    [
+        ({"tuning": {"strategy": "tpe"}}, "tuning.strategy.name: 'tpe' is read as 'bayesian'."),
+        ({"tuning": {"objective": "footprint"}}, "tuning.objective: 'footprint' is read as 'modelsize'."),
+        (
+            {"quantization": {"calibration": {"sampling_size": "100 200"}}},
+            "quantization.calibration.sampling_size: [100, 200] is read as 200.",
+        ),
+        (
+            {"quantization": {"op_wise": {"conv": {"weight": {"scheme": "asym_float"}}}}},
+            "quantization: scheme: 'asym_float' is read as 'asym'.",
+        ),
+    ],
+)
+def test_what_has_another_meaning_here_says_which(section: dict[str, Any], note: str) -> None:
+    assert read_conf({"model": {"name": "m"}, **section})[1] == (note,)

@@ -142,3 +142,21 @@ def test_a_number_of_samples_is_one_or_more(tmp_path: Path, size: str) -> None:
     text = f"model: {{name: x, framework: pytorch_fx}}\nquantization: {{calibration: {{sampling_size: {size}}}}}\n"
     with pytest.raises(ConfigError, match=r":2: quantization\.calibration\.sampling_size"):
         read_conf(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("lists", ["weight: 0.5 0.5, higher_is_better: 'true false'", "weight: [0.5, 0.5]"])
+def test_lists_of_several_metrics_and_of_diagnosis_are_written_as_anywhere(tmp_path: Path, lists: str) -> None:
+    metrics = f"evaluation: {{accuracy: {{multi_metrics: {{topk: 1, MSE: {{}}, {lists}}}}}}}"
+    diagnosis = "tuning: {diagnosis: {op_list: 'conv1, conv2', iteration_list: 1}}"
+    conf, _ = read_conf(write(tmp_path, f"model: {{name: x}}\n{metrics}\n{diagnosis}\n"))
+    assert conf.evaluation.accuracy is not None and conf.evaluation.accuracy.multi_metrics is not None
+    assert conf.evaluation.accuracy.multi_metrics["weight"] == [0.5, 0.5]
+    assert conf.evaluation.accuracy.multi_metrics.get("higher_is_better", [True, False]) == [True, False]
+    assert conf.tuning.diagnosis is not None
+    assert (conf.tuning.diagnosis.op_list, conf.tuning.diagnosis.iteration_list) == (["conv1", "conv2"], [1])
+
+
+def test_a_value_of_another_kind_is_said_with_what_is_expected(tmp_path: Path) -> None:
+    text = "model: {name: x}\ntuning: {exit_policy: {timeout: soon}}\n"
+    with pytest.raises(ConfigError, match=r":2: tuning\.exit_policy\.timeout: is 'soon'; expected a valid number"):
+        read_conf(write(tmp_path, text))

@@ -34,11 +34,6 @@ _ROWS: tuple[Row, ...] = (
         for name in _OTHER_TOOLS
     ),
     (
-        "quantization.calibration.sampling_size",
-        lambda c: len(c.quantization.calibration.sampling_size) > 1,
-        "there is one calibration for all trials, with the largest size",
-    ),
-    (
         "quantization.recipes.scale_propagation_max_pooling",
         lambda c: not c.quantization.recipes.scale_propagation_max_pooling,
         "pooling always has the scale of its input",
@@ -62,11 +57,6 @@ _ROWS: tuple[Row, ...] = (
         "quantization.advance.bias_correction",
         lambda c: c.quantization.advance.bias_correction,
         "biases are always corrected",
-    ),
-    (
-        "quantization: asym_float",
-        lambda c: any("asym_float" in (w.weight.scheme or ()) for w in all_wishes(c)),
-        "zero points are whole numbers; it is read as asym",
     ),
     (
         "quantization: bf16",
@@ -96,11 +86,6 @@ _ROWS: tuple[Row, ...] = (
         "torch.set_num_threads says how many threads there are",
     ),
     (
-        "tuning.strategy.name",
-        lambda c: c.tuning.strategy.name in STRATEGIES_READ_AS,
-        "it is read as the closest strategy that is here",
-    ),
-    (
         "tuning.strategy.sigopt_*",
         lambda c: any(name.startswith("sigopt_") for name in c.tuning.strategy.model_fields_set),
         "nothing is sent to a service",
@@ -110,7 +95,6 @@ _ROWS: tuple[Row, ...] = (
         lambda c: c.tuning.strategy.model_fields_set & {"accuracy_weight", "latency_weight"},
         "among the models within the tolerance, the objective counts alone",
     ),
-    ("tuning.objective", lambda c: c.tuning.objective == "footprint", "it is read as modelsize"),
     (
         "tuning.multi_objectives",
         lambda c: c.tuning.multi_objectives,
@@ -124,6 +108,24 @@ _ROWS: tuple[Row, ...] = (
     ),
 )
 
+_READ_AS: tuple[tuple[str, Callable[[Conf], tuple[object, object] | None]], ...] = (  # (where, (value, as what))
+    (
+        "quantization.calibration.sampling_size",
+        lambda c: (list(sizes), max(sizes)) if len(sizes := c.quantization.calibration.sampling_size) > 1 else None,
+    ),
+    (
+        "quantization: scheme",
+        lambda c: (
+            ("asym_float", "asym") if any("asym_float" in (w.weight.scheme or ()) for w in all_wishes(c)) else None
+        ),
+    ),
+    (
+        "tuning.strategy.name",
+        lambda c: (name, STRATEGIES_READ_AS[name]) if (name := c.tuning.strategy.name) in STRATEGIES_READ_AS else None,
+    ),
+    ("tuning.objective", lambda c: ("footprint", "modelsize") if c.tuning.objective == "footprint" else None),
+)
+
 
 def all_wishes(conf: Conf) -> list[Wishes]:
     """Return what is asked for of the model, of op types and of ops."""
@@ -132,5 +134,7 @@ def all_wishes(conf: Conf) -> list[Wishes]:
 
 
 def notes_of(conf: Conf) -> tuple[str, ...]:
-    """Return a line for each thing that a file says and that has no meaning here."""
-    return tuple(f"{where} has no effect here: {why}." for where, found, why in _ROWS if found(conf))
+    """Return a line for each thing that a file says and that has no meaning here, or another."""
+    nothing = (f"{where} has no effect here: {why}." for where, found, why in _ROWS if found(conf))
+    others = ((where, found(conf)) for where, found in _READ_AS)
+    return (*nothing, *(f"{where}: {pair[0]!r} is read as {pair[1]!r}." for where, pair in others if pair is not None))

@@ -62,5 +62,7 @@ def _say(name: str, lines: Lines, error: ErrorDetails) -> str:
         text = f"is {error['input']!r}; expected one of {', '.join(choices)}.{hint}"
     elif error["type"] == "missing":
         text = "is missing"
+    elif text.startswith("Input should be "):
+        text = f"is {error['input']!r}; expected {text.removeprefix('Input should be ').partition(',')[0]}"
     path = ".".join(known or at)
     return f"{name}{line}: {path + ': ' if path else ''}{text}"

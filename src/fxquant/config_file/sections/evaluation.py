@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, TypeAdapter, field_validator, model_validator
 from typing_extensions import Self
 
 from fxquant.config_file.sections.data import Dataloader, Free
-from fxquant.config_file.sections.section import Choice, Section
+from fxquant.config_file.sections.section import Choice, Section, Several
 
 
 class Difference(Section):
@@ -78,6 +78,12 @@ class Configs(Section):
     kmp_affinity: str | None = None
 
 
+_LISTS: dict[str, TypeAdapter[Any]] = {
+    "weight": TypeAdapter(Several[float]),
+    "higher_is_better": TypeAdapter(Several[bool]),
+}
+
+
 class Accuracy(Section):
     """`multi_metrics` are several metrics with a `weight` each, and `higher_is_better`."""
 
@@ -87,6 +93,14 @@ class Accuracy(Section):
     iteration: int = -1
     dataloader: Dataloader | None = None
     postprocess: Postprocess | None = None
+
+    @field_validator("multi_metrics")
+    @classmethod
+    def _lists(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Lists are written as anywhere: `weight: 0.5, 0.5`."""
+        if value is None:
+            return None
+        return {**value, **{name: each.validate_python(value[name]) for name, each in _LISTS.items() if name in value}}
 
     @model_validator(mode="after")
     def _either(self) -> Self:

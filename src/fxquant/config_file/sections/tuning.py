@@ -69,8 +69,8 @@ class MultiObjectives(Section):
 
 class Diagnosis(Section):
     diagnosis_after_tuning: bool = False
-    op_list: list[str] = Field(default_factory=list)
-    iteration_list: list[int] = Field(default_factory=lambda: [1])
+    op_list: Several[str] = Field(default_factory=list)
+    iteration_list: Several[int] = Field(default_factory=lambda: [1])
     inspect_type: Literal["all", "activation", "weight"] = "all"
     save_to_disk: bool = True
     save_path: str | None = None
