@@ -3,7 +3,8 @@
     error(at)  =  sum over outputs of  |y(at) - y|^2 / |y|^2         y: in float, on inputs that calibration kept
 
 Values of all nodes are kept, so that a move computes again only what comes after it. A position is tried where the
-tensor's own noise there is not beyond `_WORTH` times what it is now.
+tensor's own noise there is not beyond `_WORTH` times what it is now. Of a few inputs, and so many moves, some bring the
+outputs nearer by chance: a move counts if the inputs agree on it, by more than the error of their mean.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def measure_moves(
             _round_at(tensors, name, place)
         for run in runs:
             run.start()
-        error, tries = sum(run.error() for run in runs), float_calls.tries
+        errors, tries = [run.error() for run in runs], float_calls.tries
         about = {name: [rule for rule in problem.rules if name in rule.tensors] for name in at}
         for name in _in_order(region, readers):
             for step in (1, -1):
@@ -50,14 +51,21 @@ def measure_moves(
                     tries -= 1
                     _round_at(tensors, name, at[name] + step)
                     found = [run.after(readers[name]) for run in runs]
-                    total = sum(run.error(values) for run, values in zip(runs, found, strict=True))
-                    if total >= error * _BETTER:
+                    moved = [run.error(values) for run, values in zip(runs, found, strict=True)]
+                    if not _is_nearer(moved, errors):
                         _round_at(tensors, name, at[name])
                         break
-                    error, at[name] = total, at[name] + step
+                    errors, at[name] = moved, at[name] + step
                     for run, values in zip(runs, found, strict=True):
                         run.values.update(values)
     return at
+
+
+def _is_nearer(moved: list[float], errors: list[float]) -> bool:
+    """Tell whether errors of inputs fall with a move, and not by chance."""
+    gains = torch.tensor(errors, dtype=torch.float64) - torch.tensor(moved, dtype=torch.float64)
+    chance = float(gains.std()) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
+    return float(gains.mean()) > chance and sum(moved) < _BETTER * sum(errors)
 
 
 def _readers(tensors: PositionTensors, name: str) -> list[fx.Node]:
