@@ -132,8 +132,8 @@ def test_another_conversion_of_the_same_data_takes_what_was_chosen(monkeypatch: 
     fq.calibrate(prepared, x[:32].split(16))
     first = fq.convert_fx(prepared, engine="reference")(x)
     found: list[tuple[object, ...]] = []
-    choose = gptq.choose_integers
-    monkeypatch.setattr(gptq, "choose_integers", lambda *given: found.append(given) or choose(*given))
+    choose = gptq.try_scales
+    monkeypatch.setattr(gptq, "try_scales", lambda *given: found.append(given) or choose(*given))
     assert torch.equal(fq.convert_fx(prepared, engine="reference")(x), first) and not found
     fq.calibrate(prepared, x[32:].split(16))
     fq.convert_fx(prepared, engine="reference")
@@ -193,8 +193,8 @@ def test_integers_are_chosen_once_for_each_weight_of_a_tensor(monkeypatch: pytes
     x = correlated(64, 8, axis=1)
     prepared = fq.prepare_fx(Twins().eval(), fq.get_default_qconfig_mapping(), (x,), algorithms=(GPTQ(),))
     fq.calibrate(prepared, [x])
-    chosen, choose = [], gptq.choose_integers
-    monkeypatch.setattr(gptq, "choose_integers", lambda *given: chosen.append(given) or choose(*given))
+    chosen, choose = [], gptq.try_scales
+    monkeypatch.setattr(gptq, "try_scales", lambda *given: chosen.append(given) or choose(*given))
     one, other = (fq.convert_to_reference_fx(prepared)(x) for _ in range(2))
     assert len(chosen) == 2 and torch.equal(one, other)
 

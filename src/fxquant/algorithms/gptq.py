@@ -4,7 +4,8 @@
 
 Columns go in the order of H's diagonal, the greatest first. With U the upper Cholesky factor of H^-1, the loss of
 column i, (w_i - q_i) / U_ii, times the rest of U's row i, goes into the columns after it (Frantar et al., 2022).
-Below 8 bits, narrower ranges are tried as well, and each row keeps the one that costs least.
+Below 8 bits, narrower ranges are tried as well, and each row keeps the one that costs least. In short rows on coarse
+grids, a beam goes on looking (beam.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fxquant.algorithms.beam import WIDTH, beam
+from fxquant.algorithms.by_outputs import ByOutputs
 from fxquant.algorithms.grams import grams, patches_of, watch_grams
 from fxquant.algorithms.narrow import NARROWER, may_narrow, whole_shares
 from fxquant.algorithms.round_by import Chosen, cost, round_by, spread
@@ -33,6 +36,7 @@ from fxquant.numerics.observers.gram import Gram
 _BLOCK = 64  # columns after which the rest is brought up to date
 _AT_ONCE = 1 << 24  # elements of all tries at one time
 _MOST_TIMES = 40  # that ten times as much is added to a diagonal
+_SHORT, _SHORT_DAMPING = 32, 1e-4  # features of rows that a beam goes through; what their H needs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,24 +62,37 @@ class GPTQ(Algorithm):
         return watch_grams(self._ops(region, context))
 
     def apply(self, region: Region, context: Context) -> None:
-        for op, gram in grams(region, self._ops(region, context)):
+        found = grams(region, self._ops(region, context))
+        outputs = ByOutputs(region, [op for op, _ in found])
+        for op, gram in found:
             moments = gram.moments()
             if moments is not None:
-                choose = functools.partial(self._choose, gram, str(op.node.target))
+                choose = functools.partial(self._choose, outputs, op, gram, moments[1])
                 round_by(region, op, *moments, choose, "GPTQ")
 
     def _choose(
-        self, gram: Gram, path: str, weight: Tensor, second: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec
+        self,
+        outputs: ByOutputs,
+        op: WeightedOp,
+        gram: Gram,
+        mean: Tensor,
+        weight: Tensor,
+        second: Tensor,
+        scale: Tensor,
+        zero_point: Tensor,
+        spec: Spec,
     ) -> Chosen:
         """Choose integers, or take those that were chosen for the same weight and data: models are decided again.
 
         Several ops may read one tensor, so the module's path is part of the question.
         """
-        given, of = (weight, scale, zero_point), (path, spec, self.damping, float(second.sum()))
+        given = weight, scale, zero_point
+        of = (str(op.node.target), spec, self.damping, float(second.sum()))
         known = gram.answers.known.get(of)
         if known is not None and all(map(torch.equal, known[0], given)):
             return known[1]
-        made = choose_integers(weight, second, scale, zero_point, spec, self.damping)
+        tried = try_scales(weight, second, scale, zero_point, spec, self.damping)
+        made = outputs.best(op, mean, tried, zero_point)
         gram.answers.known[of] = given, made
         return made
 
@@ -107,19 +124,26 @@ def choose_integers(
     weight: Tensor, second: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec, damping: float
 ) -> Chosen:
     """(integers, scale): `second` has the H of each group of channels. One scale for all may be narrower, too."""
+    return try_scales(weight, second, scale, zero_point, spec, damping)[0]
+
+
+def try_scales(
+    weight: Tensor, second: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec, damping: float
+) -> list[Chosen]:
+    """Return what is best by what a weight loses at its output: one, or two where rows do not agree.
+
+    Groups of channels count beside their own size, as each has a filter of its own; rows of one group by what they
+    lose. Where a clip or relu follows, the largest rows lose what does not matter, so the other order may be right.
+    """
     tried = [_choose_rows(weight, second, scale * share, zero_point, spec, damping) for share in whole_shares(spec)]
     if len(tried) == 1:
-        return tried[0]
-    losses = [_loss(weight, dequantize(q, step, zero_point, spec), second) for q, step in tried]
-    return tried[losses.index(min(losses))]
-
-
-def _loss(weight: Tensor, made: Tensor, second: Tensor) -> float:
-    """Return what a weight loses at its output: in all, or of each group of channels beside its own size."""
-    lost = cost(weight - made, second)
-    if len(second) == 1:
-        return float(lost.sum())
-    return float((lost / cost(weight, second).clamp_min(1e-30)).clamp_max(1.0).mean())
+        return tried
+    lost = [cost(weight - dequantize(q, step, zero_point, spec), second) for q, step in tried]
+    whole = cost(weight, second).clamp_min(1e-30)
+    in_all = min(range(len(tried)), key=[float(each.sum()) for each in lost].__getitem__)
+    by_row = min(range(len(tried)), key=[float((each / whole).clamp_max(1.0).mean()) for each in lost].__getitem__)
+    order = (in_all, by_row) if len(second) == 1 else (by_row, in_all)
+    return [tried[at] for at in dict.fromkeys(order)]
 
 
 def _choose_rows(
@@ -144,7 +168,26 @@ def _choose_rows(
         kept[at] = torch.tensor(shares, device=weight.device)[best]
     if may_narrow(spec):
         scale = scale * kept.view(-1, *[1] * (scale.dim() - 1))
+        steps = steps * kept.unsqueeze(-1)
+    if rows.shape[2] <= _SHORT and (spec.bits < 8 or spec.granularity == "per_tensor"):
+        found = _look_further(rows, found, steps, zeros, second, spec)
     return found.reshape(weight.shape).to(spec.dtype), scale
+
+
+def _look_further(rows: Tensor, found: Tensor, steps: Tensor, zeros: Tensor, second: Tensor, spec: Spec) -> Tensor:
+    """Return integers of short rows that cost no more than those found."""
+    order, factor = _factor(second, _SHORT_DAMPING)
+    for at in _parts(rows, WIDTH):
+        groups = at[0]
+        placed = order[groups].unsqueeze(1).expand(rows[at].shape)
+        values, step, zero = (each[at].gather(2, placed) for each in (rows, steps, zeros))
+        made = beam(values, step, zero, factor[groups], (spec.quant_min, spec.quant_max))
+        back = torch.argsort(placed, dim=2).unsqueeze(2).expand(made.shape)
+        tried = torch.cat((found[at].unsqueeze(2), made.gather(3, back)), 2)
+        lost = (rows[at].unsqueeze(2) - (tried - zeros[at].unsqueeze(2)) * steps[at].unsqueeze(2)).double()
+        best = torch.einsum("grkf,gfh,grkh->grk", lost, second[groups].double(), lost).argmin(2)
+        found[at] = tried.gather(2, best[..., None, None].expand(-1, -1, 1, tried.shape[3])).squeeze(2)
+    return found
 
 
 def _parts(rows: Tensor, tries: int) -> Iterator[tuple[slice, slice]]:

@@ -30,10 +30,12 @@ Tensors = Mapping[str, Mapping[str, Tensor]]  # weights and biases by the path o
 
 
 class Replay(PlainInterpreter):
-    """Runs segments with quantizers done by a function, and some weights replaced."""
+    """Runs segments, or all at once, with quantizers done by a function, and some weights replaced."""
 
-    def __init__(self, region: Region, quantize: Quantize | None = None, tensors: Tensors | None = None) -> None:
-        super().__init__(region, garbage_collect_values=False)
+    def __init__(
+        self, region: Region, quantize: Quantize | None = None, tensors: Tensors | None = None, *, whole: bool = False
+    ) -> None:
+        super().__init__(region, garbage_collect_values=whole)
         self.quantize, self.tensors = quantize, tensors or {}
 
     def call_module(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
