@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forge.amounts import of_numbers
+from forge.defaults import of_defaults
 from forge.files import Change
 from forge.growth import growing
 from forge.headers import of_headers
@@ -14,7 +15,7 @@ from forge.words import of_words
 def crafted() -> dict[str, tuple[str, Change]]:
     """Name -> (base file, change)."""
     found: dict[str, tuple[str, Change]] = {}
-    for source in (of_words(), of_numbers(), of_headers(), growing(), trusting(), of_kinds()):
+    for source in (of_words(), of_numbers(), of_headers(), growing(), trusting(), of_kinds(), of_defaults()):
         for name, base, change in source:
             found[f"{len(found)}: {name}"] = base, change
     return found

@@ -17,6 +17,7 @@ from fxquant.archive import whole_division
 from fxquant.archive.check_python import MOST_PARTS, Unknown
 from fxquant.archive.check_weights import check_scale
 from fxquant.archive.value_json import is_whole
+from fxquant.capture import guards
 from fxquant.errors import ArchiveError
 from fxquant.graph import torch_compat
 from fxquant.graph.region import Region
@@ -47,6 +48,8 @@ def check_values(
 ) -> None:
     """Raise an ArchiveError if a call has arguments that torch would trust."""
     word = _word(node)
+    if node.target is guards.apply_in_place:
+        word, args = str(args[1]), (args[0], *args[2:])
     if isinstance(node.target, torch._ops.OpOverload):
         _check_named(node.target, args, kwargs)
     if is_whole(kwargs.get("device")):

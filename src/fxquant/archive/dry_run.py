@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fxquant.archive.check_calls import SIZING, check_values
+from fxquant.archive.check_defaults import check_default
 from fxquant.archive.check_python import (
     MOST_PARTS,
     NUMBER,
@@ -179,12 +180,11 @@ class _Run:
 
     def _input(self, node: fx.Node) -> object:
         held = held_value(node)
-        if held is not NOT_HELD:
-            return held
-        recorded = self._recorded(node)
-        if recorded is UNKNOWN and node.args:
+        taken = held if held is not NOT_HELD else self._recorded(node)
+        if taken is UNKNOWN and node.args:
             return node.args[0]
-        return recorded
+        check_default(node, taken)
+        return taken
 
     def _recorded(self, node: fx.Node) -> object:
         info = node.meta.get("tensor") if self.called else None

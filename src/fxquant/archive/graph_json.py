@@ -66,7 +66,7 @@ def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., object]]) -> l
                 stored = str(target)
         op, stored, args = same_call(node, op, stored, args)
         stored, kwargs = written_word(op, stored, kwargs)
-        form, stored = whole_word(op, stored, kwargs, meta.get("tensor"))
+        form, stored, args = whole_word(op, stored, args, kwargs, meta.get("tensor"))
         _check_call(form, stored, args, kwargs, extra)
         rows.append([form, name, stored, to_json(args), to_json(kwargs), to_json(meta)])
     return rows
@@ -101,7 +101,7 @@ def _decode(row: object, extra: dict[str, Callable[..., object]], seen: set[str]
     if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not isinstance(meta, dict):
         raise ArchiveError("the graph has a node whose arguments are none.")
     target, kwargs = written_word(op, target, kwargs)
-    op, target = whole_word(op, target, kwargs, meta.get("tensor"))
+    op, target, args = whole_word(op, target, args, kwargs, meta.get("tensor"))
     _check_call(op, target, args, kwargs, extra)
     for ref in _refs((args, kwargs)):
         if ref.name not in seen:

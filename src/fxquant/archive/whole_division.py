@@ -8,11 +8,14 @@ lowest integer again, and a division by zero is an error:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.fx.node import has_side_effect
 
+from fxquant.archive.language import function_name
+from fxquant.capture import guards
 from fxquant.graph.encode import Ref
 from fxquant.graph.nodes import TensorInfo
 
@@ -31,6 +34,7 @@ def divide(input: Tensor, other: Tensor | Number, *, rounding_mode: str = "trunc
     return down + (left & (down < 0)).to(down.dtype)
 
 
+@has_side_effect
 def divide_(input: Tensor, other: Tensor | Number, *, rounding_mode: str = "trunc") -> Tensor:
     """Write to `input` what `Tensor.div_` does."""
     dtype = torch.result_type(input, other)
@@ -43,24 +47,32 @@ def _is_whole(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
-def whole_word(op: object, target: object, kwargs: Mapping[str, object], info: object) -> tuple[object, object]:
-    """Return (op, target) of the word that stands for one in a file; `info` is what it records of the result."""
-    mode = kwargs.get("rounding_mode")
+Call = tuple[object, object, Sequence[object]]
+
+
+def whole_word(op: object, target: object, args: Sequence[object], kwargs: Mapping[str, object], info: object) -> Call:
+    """Return (op, target, arguments) of the word that stands for one in a file.
+
+    `info` is what the file records of the result.
+    """
+    call, mode = (op, target, args), kwargs.get("rounding_mode")
     if mode != "trunc" and not isinstance(mode, Ref):  # a Ref may be an argument that is a text
-        return op, target
+        return call
     if mode == "trunc" and isinstance(info, TensorInfo) and not _is_whole(info.dtype):
-        return op, target
+        return call
     if not isinstance(target, str) or "self" in kwargs:
-        return op, target
+        return call
     if op == "call_method":
         word = target
+    elif target == function_name(guards.apply_in_place) and len(args) == 3:
+        word, args = str(args[1]), (args[0], args[2])
     elif op != "call_function":
-        return op, target
+        return call
     elif target.startswith("torch.ops.aten.") and target.rpartition(".")[2] in _OPS:
         word = target.split(".")[3]
     else:
         word = target.removeprefix("torch.")
     if word.removesuffix("_") not in _WORDS:
-        return op, target
+        return call
     own = divide_ if word.endswith("_") else divide
-    return "call_function", f"{__name__}.{own.__name__}"
+    return "call_function", f"{__name__}.{own.__name__}", args
