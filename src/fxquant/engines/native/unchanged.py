@@ -9,6 +9,9 @@
     versions   at::TensorBase::_version(tensor) is what it was
     memory     memcmp(memory, copy, size) is 0
 
+Before it looks, it asks for the memory that it will look at (`near`), as far as that is known: what is asked for comes
+at the same time, and what a chain of pointers leads to comes one after the other.
+
 A loop of Python over a few hundred tensors takes a tenth of a small network's time: most of its objects are in no near
 cache when a call begins. The functions are those that CPython and torch export. Where one is missing, or a tensor is of
 another kind, there is no such look, and Python does it.
@@ -35,6 +38,13 @@ NAME = "unchanged"
 _PROTOTYPE = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)  # it asks Python, so it keeps the GIL
 _VERSION = "_ZNK2at10TensorBase8_versionEv"  # at::TensorBase::_version() const
 Words = NDArray[np.int64]
+_LINE = 64  # bytes that are loaded from memory at once
+_FIRST = 1 << 20  # no address is below
+_KEYS, _TENSOR, _STORAGE = (
+    192,
+    128,
+    64,
+)  # bytes that are read of a dict's keys, a tensor of torch, and what it points to
 
 
 class _Look(Function):
@@ -48,6 +58,16 @@ class _Look(Function):
 
     def given(self, index: int, type_: str = "i64") -> str:
         return self.load(type_, self.at("%facts", 8 * index), 8)
+
+    def ask(self, table: int) -> None:
+        """Ask for the memory that a table names."""
+        rows, count = self.given(table, "ptr"), self.given(table + 1)
+
+        def turn(index: str) -> None:
+            address = self.load("i64", self.step(rows, index, 8), 8)
+            self.call("llvm.prefetch.p0", self.value(f"inttoptr i64 {address} to ptr"), "0", "3", "1")
+
+        self.each("0", count, turn)
 
     def look(self, table: int, columns: int, differ: Callable[[list[str], str], str]) -> None:
         """Go through a table; `differ` returns a number that is 0 where the fact of a row holds."""
@@ -90,6 +110,7 @@ def look() -> Function:
         found = f.value(f"call i32 {compare}(i64 {row[0]}, i64 {row[1]}, i64 {row[2]})")
         return f.value(f"zext i32 {found} to i64")
 
+    f.ask(14)
     f.look(4, 3, place)
     f.look(6, 2, word)
     # a tensor that Python's object does not own any more may be gone
@@ -137,6 +158,7 @@ def unchanged(library: Library, standing: Standing) -> Unchanged | None:
         _words([(tensor._cdata, pointer) for tensor, pointer in standing.pointers]),
         _words([(tensor._cdata, version) for tensor, version in standing.versions]),
         _words([(array.ctypes.data, _address(copy), len(copy)) for array, copy in standing.memory]),
+        _words([(line,) for line in _near(standing, tensors, owned + kinds)]),
     ]
     header = [*functions, *(number for table in tables for number in (table.ctypes.data, len(table)))]
     made = Unchanged(library, np.array(header, np.int64), (standing, tables))
@@ -150,6 +172,35 @@ def _words(rows: Sequence[tuple[int, ...]]) -> Words:
 
 def _address(copy: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(copy), ctypes.c_void_p).value or 0
+
+
+def _near(standing: Standing, tensors: Sequence[Tensor], words: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the lines of memory that a look will read, most of them, in that order.
+
+    What an object points to is read from it now. Lines may be others by then: to ask for them is no access.
+    """
+    found: dict[int, None] = {}
+
+    def add(address: int, size: int) -> None:
+        found.update(dict.fromkeys(range(address // _LINE, (address + size - 1) // _LINE + 1)))
+
+    def add_with_targets(address: int, size: int, behind: int) -> None:
+        add(address, size)
+        for target in (ctypes.c_int64 * (size // 8)).from_address(address):
+            if target > _FIRST and target % 8 == 0:
+                add(target, behind)
+
+    for table, key, _ in standing.places:
+        add_with_targets(id(table), dict.__basicsize__, _KEYS)
+        add(id(key), object.__basicsize__)
+    for address, _ in words:
+        add(address, 8)
+    for tensor in tensors:
+        add_with_targets(tensor._cdata, _TENSOR, _STORAGE)
+    for array, copy in standing.memory:
+        add(array.ctypes.data, len(copy))
+        add(_address(copy), len(copy))
+    return [line * _LINE for line in found]
 
 
 def _owned(tensors: Sequence[Tensor]) -> list[tuple[int, int]] | None:
