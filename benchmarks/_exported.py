@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from _models import LITE, efficientnet_lite0, import_timm, pictures, random_network
+from _models import LITE, cifar_images, cifar_resnet, efficientnet_lite0, import_timm, pictures, random_network
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from _coco import load_pictures, load_yolox
 from _yolox import YoloxNano
 
 TIMM = {"resnet18": "fc", "mobilenetv2_100": "classifier", "vit_tiny_patch16_224": "head"}
-NETWORKS = (*TIMM, "efficientnet_lite0", "yolox_nano", "unet", "lstm_tagger", "bert_tiny")
+CIFAR = {"cifar_resnet20": 20, "cifar_resnet32": 32}
+NETWORKS = (*TIMM, *CIFAR, "efficientnet_lite0", "yolox_nano", "unet", "lstm_tagger", "bert_tiny")
 PHOTOGRAPHS, GROUPS = 7, 10
 
 
@@ -101,6 +102,11 @@ def case(name: str, data: Path, inputs: int) -> Case:
     if name == "efficientnet_lite0":  # its own weights
         crops, test = (_crops(part, count, 128, LITE) for part, count in (("calibration", 64), ("evaluation", inputs)))
         return Case(model=efficientnet_lite0(), calibration=crops, test=test)
+    if name in CIFAR:
+        crops, test = (
+            list(cifar_images(part, data)[0].split(64)) for part in ("cifar10-calib-512", "cifar10-test-2000")
+        )
+        return Case(model=cifar_resnet(CIFAR[name], data), calibration=crops, test=test)
     if name == "yolox_nano":
         return _detector(data / "coco", inputs // 10)
     if name in ("lstm_tagger", "bert_tiny"):

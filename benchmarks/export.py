@@ -10,6 +10,7 @@ ms        of both, for one batch: CPU time of one thread, the least of turns
 openvino  ops that OpenVINO's compiled model runs in i8 / u8
 agree     share of outputs whose first class is that of the reference, of how many (of YOLOX-Nano: cells that see
           something), in ONNX Runtime and in OpenVINO
+float     share of them that the float model gives that class, of the reference and of the file
 apart     dB of the outputs over their distance from the reference; beside it, that of the reference from float
 """
 
@@ -117,12 +118,16 @@ def least_times(sessions: list[Session], batch: Tensor, turns: int = 20) -> list
     return found
 
 
-def agreement(wanted: Array, found: Array, least: float) -> str:
-    """The share of places whose first class is the same, of those where the reference is so sure of it."""
+def agreement(true: Array, wanted: Array, found: Array, least: float) -> tuple[str, str]:
+    """The share of places whose first class is the same, of those where the reference is so sure of it; and of float.
+
+    `true` is what the float model gives, `wanted` the reference, `found` the file.
+    """
     axis = 1 if wanted.ndim == 4 else -1
     sure = wanted.max(axis) >= least
-    same = (wanted.argmax(axis) == found.argmax(axis))[sure]
-    return f"{same.mean():.2%} of {same.size}"
+    first, second, third = (each.argmax(axis)[sure] for each in (true, wanted, found))
+    same = second == third
+    return f"{same.mean():.2%} of {same.size}", f"{(first == second).mean():.1%} / {(first == third).mean():.1%}"
 
 
 def measure(name: str, peer: bool, data: Path, inputs: int) -> str:
@@ -137,20 +142,20 @@ def measure(name: str, peer: bool, data: Path, inputs: int) -> str:
             running = load(path)
             wanted = torch.cat([quantized(batch) for batch in given.test])
             found = np.concatenate([running(batch) for batch in given.test])
-            agree = agreement(wanted.numpy(), found, given.least)
+            agree = agreement(true.numpy(), wanted.numpy(), found, given.least)
             apart = f"{sqnr_db(wanted, torch.from_numpy(found)):.0f} / {sqnr_db(true, wanted):.0f}"
             if isinstance(running, Compiled):
-                cells += [str(running.kernels()), agree, apart]
+                cells += [str(running.kernels()), *agree, apart]
                 continue
             both = [running, Session(own_file(given, folder))] if peer else [running]
             counts = [sum(kernels(folder / f"{each}.onnx").values()) for each in (target, "own")[: len(both)]]
             times = least_times(both, given.test[0])
-            cells += [" / ".join(map(str, counts)), " / ".join(f"{ms:.2f}" for ms in times), agree, apart]
+            cells += [" / ".join(map(str, counts)), " / ".join(f"{ms:.2f}" for ms in times), *agree, apart]
     return row(name, *cells)
 
 
 def row(name: str, *cells: str) -> str:
-    widths = (14, 16, 18, 9, 9, 18, 9)
+    widths = (14, 16, 18, 16, 9, 9, 18, 16, 9)
     return f"{name:21}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
@@ -187,7 +192,8 @@ def main() -> None:
     if options.cost:
         print(cost())
         return
-    print(row("network", "kernels / own", "ms / own", "agree ORT", "apart", "openvino", "agree OV", "apart"))
+    apart = ("float", "apart")
+    print(row("network", "kernels / own", "ms / own", "agree ORT", *apart, "openvino", "agree OV", *apart))
     for name in options.networks:
         print(measure(name, not options.no_peer, options.data, options.inputs), flush=True)
 
