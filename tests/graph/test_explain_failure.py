@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.errors import InputError
@@ -44,3 +44,25 @@ def test_inputs_of_the_dtype_that_a_model_was_moved_to_are_like_the_example() ->
     quantized = fq.quantize(nn.Sequential(nn.Linear(4, 4)).eval(), [torch.randn(2, 4)], engine="reference").double()
     with pytest.raises(InputError, match=r"is float64 \(2, 3\), and was float64 \(2, 4\)"):
         quantized(torch.randn(2, 3).double())
+
+
+class Twice(nn.Module):
+    """It takes an argument that its signature does not name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, **options: bool) -> Tensor:
+        return self.fc(x) * (2 if options.get("twice") else 1)
+
+
+def test_an_argument_that_only_the_float_model_takes_is_told() -> None:
+    x = torch.randn(3, 4)
+    prepared = fq.prepare_fx(Twice().eval(), fq.get_default_qconfig_mapping(), (x,))
+    prepared(x)
+    for model in (prepared, fq.convert_fx(prepared)):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'twice': the model was captured without"):
+            model(x, twice=True)
+        with pytest.raises(TypeError, match="missing 1 required"):
+            model()

@@ -6,6 +6,7 @@ user's raises, in a hook or in a module that is not looked into, stays as it is.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ import torch
 from fxquant.errors import UnlikeInputError
 
 if TYPE_CHECKING:
+    from fxquant.graph.origin import Origin
     from fxquant.graph.region import Region
 
 _OF_TORCH = (RuntimeError, IndexError, ValueError, ZeroDivisionError)  # what torch and its kernels raise
@@ -42,6 +44,18 @@ def as_input_error(
     return UnlikeInputError(
         f"{'; '.join(found)}. The model fails on that: {reason}. Pass inputs with the axes, channels and dtypes of the "
         "example, or, where the float model takes these, capture it again with them."
+    )
+
+
+def name_arguments(error: Exception, origin: Origin, kwargs: dict[str, object]) -> Exception:
+    """Return the error of a call, or one that says more where only the float model takes an argument, by `**kwargs`."""
+    unknown = [name for name in kwargs if name not in origin.input_names]
+    taken = inspect.signature(origin.user_class.forward).parameters.values()
+    if type(error) is not TypeError or not unknown or all(each.kind is not each.VAR_KEYWORD for each in taken):
+        return error
+    return TypeError(
+        f"{error}: the model was captured without {unknown[0]!r}, and its graph takes {', '.join(origin.input_names)}. "
+        f"Capture it again with example inputs that give {unknown[0]!r}, or leave it out."
     )
 
 

@@ -32,6 +32,7 @@ from fxquant.graph.as_written import as_written
 from fxquant.graph.call_lowered import call_lowered
 from fxquant.graph.container import lend_methods
 from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
+from fxquant.graph.explain_failure import name_arguments
 from fxquant.graph.float_dtype import own_dtype, split_move
 from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.late_code import CODE, is_outdated, outdate
@@ -155,7 +156,7 @@ class Region(fx.GraphModule):
 
     def _run_code(self, error: Exception, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if not self._region.origin.path:
-            raise error
+            raise name_arguments(error, self._region.origin, kwargs) from None
         try:
             result = as_written(self._self, self._region.origin)(*args, **kwargs)
         except Exception:
