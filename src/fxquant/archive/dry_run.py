@@ -7,6 +7,7 @@ what the file recorded of the node, or a value that is not known; what is comput
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -69,7 +70,7 @@ class _Run:
     def __init__(self, path: str, region: Region, file_bytes: int) -> None:
         self.path, self.region = path, region
         given = [info for node in region.graph.nodes if node.op == "placeholder" for info in _infos(node)]
-        known = sum(info.dtype.itemsize * _product(info.shape) for info in given)
+        known = sum(info.dtype.itemsize * math.prod(info.shape) for info in given)
         self.limit = max(LEAST_LIMIT, FACTOR * (file_bytes + min(known, LEAST_LIMIT)))
         self.left = IN_ALL * self.limit
         # see capture/piecewise/stock_region.py: one that the example did not reach has placeholders without a shape
@@ -260,8 +261,8 @@ def _is_number(node: fx.Node, leaves: list[object]) -> bool:
 
 def _listed(shape: tuple[int, ...]) -> object:
     """Return what `tolist` gives of a tensor."""
-    if _product(shape) > MOST_PARTS:
-        raise ArchiveError(f"it makes a list of the {_product(shape)} values of a tensor.")
+    if math.prod(shape) > MOST_PARTS:
+        raise ArchiveError(f"it makes a list of the {math.prod(shape)} values of a tensor.")
     return [_listed(shape[1:]) for _ in range(shape[0])] if shape else NUMBER
 
 
@@ -286,18 +287,11 @@ def _infos(node: fx.Node) -> list[TensorInfo]:
     return [leaf for leaf in tree_leaves(node.meta.get("tensor")) if isinstance(leaf, TensorInfo)]
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
 def _made(info: object, limit: int) -> object:
     if isinstance(info, (tuple, list)):
         return [_made(item, limit) for item in info]
     if not isinstance(info, TensorInfo):
         return UNKNOWN
-    if _product(info.shape) * info.dtype.itemsize > limit:
+    if math.prod(info.shape) * info.dtype.itemsize > limit:
         raise ArchiveError(f"it records a tensor of the shape {info.shape}.")
     return torch.empty(info.shape, dtype=info.dtype, device="meta")

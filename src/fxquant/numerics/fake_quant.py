@@ -15,19 +15,17 @@ dict as an extra state that is a small tensor, which `torch.load(weights_only=Tr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from fxquant.config.spec import Spec
 from fxquant.errors import StageError
 from fxquant.graph.quantizer import Quantizer
 from fxquant.numerics.adopt import adopt_grid, adopt_observer, adopt_tensors, fixed_grid, is_near
 from fxquant.numerics.affine import choose_qparams, fake_quantize
-from fxquant.numerics.buffers import own_tensors, resize_to_loaded, restore_dtypes
+from fxquant.numerics.buffers import KeepsDtypes, resize_to_loaded
 from fxquant.numerics.distributed.merge import merge_over_ranks
 from fxquant.numerics.learned.straight_through import observed_fake_quantize, straight_through
 from fxquant.numerics.learned.table import add_parameters, learned_of, own_of, start
@@ -41,7 +39,7 @@ _LOOKS_AWAY = 16  # added to the saved state of a quantizer whose observer is fr
 _LETS_PASS = 32  # and of one that does not round
 
 
-class FakeQuant(Switched, Quantizer):
+class FakeQuant(KeepsDtypes, Switched, Quantizer):
     """Observes a tensor, then rounds it to the grid of its spec. Anything but a float tensor passes untouched."""
 
     scale: Tensor
@@ -180,12 +178,6 @@ class FakeQuant(Switched, Quantizer):
         # calibration is where training starts from, whatever was calibrated
         if self.state != "train" or (loaded == "frozen" and self.spec.learn is None):
             self.state = loaded
-
-    def _apply(self, fn: Callable[..., object], recurse: bool = True) -> Self:
-        before = own_tensors(self)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        restore_dtypes(self, before)
-        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
         self.ready = False

@@ -15,11 +15,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from fxquant.errors import StageError
 from fxquant.graph.grid import QParams
-from fxquant.numerics.buffers import own_tensors, resize_to_loaded, restore_dtypes
+from fxquant.numerics.buffers import KeepsDtypes, own_tensors, resize_to_loaded
 from fxquant.numerics.checked_state import CheckedState
 
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16)
@@ -32,7 +31,7 @@ def why_off(scale: Tensor) -> str | None:
     return OFF.get(float(scale.reshape(-1)[0]))
 
 
-class Grid(CheckedState):
+class Grid(KeepsDtypes, CheckedState):
     """q = clamp(round(x / scale) + zero_point, quant_min, quant_max), stored as `dtype`.
 
     With an `axis` there is a scale for each channel along it; how many there are, the data or a state_dict say.
@@ -111,12 +110,6 @@ class Grid(CheckedState):
         if isinstance(zero, Tensor) and not zero.is_meta and bool(((zero < own[0]) | (zero > own[1])).any()):
             return f"the zero point {zero.tolist()} is outside of the integers from {own[0]} to {own[1]}."
         return None
-
-    def _apply(self, fn: object, recurse: bool = True) -> Self:
-        before = own_tensors(self)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        restore_dtypes(self, before)
-        return self
 
     def extra_repr(self) -> str:
         ends = f"{str(self.dtype).removeprefix('torch.')} {self.quant_min} to {self.quant_max}"

@@ -13,7 +13,7 @@ from fxquant.graph.notes import note_of
 from fxquant.graph.region import Region
 from fxquant.numerics.affine import choose_qparams
 from fxquant.numerics.fake_quant import FakeQuant
-from fxquant.numerics.positions.costs import activation_cost, place_of, range_at, scale_at, values_cost
+from fxquant.numerics.positions.costs import activation_cost, position_of, range_at, scale_at, values_cost
 from fxquant.numerics.ranges import given_or_own_range
 from fxquant.numerics.weights.qat_block import QatBlock
 from fxquant.numerics.weights.weight_range import find_weight_qparams
@@ -44,7 +44,7 @@ class PositionTensors:
         if quantizer.spec.scale != "pow2" or int(quantizer.zero_point) or quantizer.spec.dynamic:
             return None
         if quantizer.name not in self.start:
-            self.start[quantizer.name] = place_of(quantizer.scale)
+            self.start[quantizer.name] = position_of(quantizer.scale)
             self.quantizers[quantizer.name] = quantizer
             source = node.args[0]
             self.owner[quantizer.name] = source if isinstance(source, fx.Node) else node
@@ -80,7 +80,7 @@ class PositionTensors:
         return name
 
     def _store(self, name: str, node: fx.Node, values: Tensor, spec: Spec, scale: Tensor) -> None:
-        self.start[name], self.owner[name], self.calls[name] = place_of(scale), node, []
+        self.start[name], self.owner[name], self.calls[name] = position_of(scale), node, []
         self.stored[name] = values.detach().float(), spec
 
     def _cost(self, name: str, place: int) -> float:

@@ -6,6 +6,7 @@ prepared model  ->  decided, all scales fixed, rounding taken out  ->  one pass 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -189,9 +190,7 @@ def _readers(region: Region, at: str) -> Iterator[tuple[str, tuple[Reader, tuple
         if note is None or op is None or decision is None:
             continue
         info = node.meta.get("tensor")
-        values = 1.0
-        for size in info.shape if isinstance(info, TensorInfo) else ():
-            values *= size
+        values = float(math.prod(info.shape)) if isinstance(info, TensorInfo) else 1.0
         work = product_of(region, node, op).macs if op.role is Role.COMPUTE else 0.0
         reader = Reader(
             place=(at, node.name),

@@ -6,6 +6,7 @@ multiply-adds, weighted by how fast the status runs; for "size" the bytes of the
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def _products(prepared: nn.Module) -> Iterator[Unit]:
 def product_of(region: Region, node: fx.Node, op: Op) -> Unit:
     """Return what a convolution, linear or matmul costs."""
     info = node.meta.get("tensor")
-    numbers = _count(info.shape) if isinstance(info, TensorInfo) else 0.0
+    numbers = float(math.prod(info.shape)) if isinstance(info, TensorInfo) else 0.0
     module = region.get_submodule(str(node.target)) if node.op == "call_module" else None
     weight = getattr(module, "weight", None)
     path = full_path(region, node)
@@ -109,13 +110,6 @@ def product_of(region: Region, node: fx.Node, op: Op) -> Unit:
         macs = 0.0 if op.is_lookup else numbers * each
         return Unit(path=path, kind=op.kind, macs=macs, weights=float(weight.numel()))
     return Unit(path=path, kind=op.kind, macs=numbers * _inner(region, node), weights=0.0)
-
-
-def _count(shape: tuple[int, ...]) -> float:
-    count = 1.0
-    for size in shape:
-        count *= size
-    return count
 
 
 def _inner(region: Region, node: object) -> float:

@@ -166,31 +166,30 @@ _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)  # Ab
 
 def exp(k: Kernel, x: str, width: int) -> str:
     """e**x to a few units in the last place; 0 far left, finite far right."""
-    n = width // 4
     x = k.least(k.splat(88.0), k.largest(k.splat(-87.0), x, width), width)
     whole = k.round(k.binary("fmul", x, k.splat(1 / math.log(2)), width), width)
     steps = k.to_float(whole, width)
     rest = k.fma(steps, k.splat(-0.693145751953125), x, width)
     rest = k.fma(steps, k.splat(-1.428606765330187e-06), rest, width)
-    value = k.splat(_EXP[-1])
-    for coefficient in _EXP[-2::-1]:
-        value = k.fma(value, rest, k.splat(coefficient), width)
-    bits = k.value(f"bitcast <{n} x float> {value} to <{n} x i32>")
-    shifted = k.value(f"shl <{n} x i32> {whole}, splat (i32 23)")
-    return k.value(f"bitcast <{n} x i32> {k.value(f'add <{n} x i32> {bits}, {shifted}')} to <{n} x float>")
+    return _series_times_power(k, _EXP, rest, whole, width)
 
 
 def exp2(k: Kernel, x: str, width: int) -> str:
     """2**x of numbers up to 0, to two units in the last place; next to nothing far left."""
-    n = width // 4
     x = k.largest(k.splat(-126.0), x, width)
     whole = k.round(x, width)
     rest = k.binary("fsub", x, k.to_float(whole, width), width)
-    value = k.splat(_EXP2[-1])
-    for coefficient in _EXP2[-2::-1]:
-        value = k.fma(value, rest, k.splat(coefficient), width)
+    return _series_times_power(k, _EXP2, rest, whole, width)
+
+
+def _series_times_power(k: Kernel, series: tuple[float, ...], x: str, power: str, width: int) -> str:
+    """Return a power series of x, times 2**power, which goes straight into the exponents."""
+    n = width // 4
+    value = k.splat(series[-1])
+    for coefficient in series[-2::-1]:
+        value = k.fma(value, x, k.splat(coefficient), width)
     bits = k.value(f"bitcast <{n} x float> {value} to <{n} x i32>")
-    shifted = k.value(f"shl <{n} x i32> {whole}, splat (i32 23)")
+    shifted = k.value(f"shl <{n} x i32> {power}, splat (i32 23)")
     return k.value(f"bitcast <{n} x i32> {k.value(f'add <{n} x i32> {bits}, {shifted}')} to <{n} x float>")
 
 

@@ -11,23 +11,22 @@ data: only when the extremes are that large are the elements filtered.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
 
 from fxquant.config.spec import Spec
 from fxquant.errors import CalibrationError, ConfigError, StageError
 from fxquant.graph.torch_compat import known_as_observer
 from fxquant.numerics.affine import choose_qparams
-from fxquant.numerics.buffers import own_buffers, resize_to_loaded, restore_dtypes
+from fxquant.numerics.buffers import KeepsDtypes, resize_to_loaded
 from fxquant.numerics.distributed.agree import agree_on_range
 from fxquant.numerics.ranges import storage_order, tensor_range
 
 
 @known_as_observer
-class Observer(nn.Module):
+class Observer(KeepsDtypes):
     """Base of the observers. Subclasses give `_observe`, `_merge` and, if low and high are not it, `range`."""
 
     low: Tensor
@@ -139,12 +138,6 @@ class Observer(nn.Module):
             low, high = tensor_range(x, self._whole)
         low, high = low.to(torch.float32), high.to(torch.float32)
         return x, *(agree_on_range(low, high) if self._shared else (low, high))
-
-    def _apply(self, fn: Callable[..., object], recurse: bool = True) -> Self:
-        before = own_buffers(self)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        restore_dtypes(self, before)
-        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: object) -> None:
         resize_to_loaded(self, state_dict, prefix)

@@ -20,8 +20,8 @@ def scale_at(place: int) -> Tensor:
     return torch.tensor(2.0).pow(-place)
 
 
-def place_of(scale: Tensor) -> int:
-    """p of a scale 2^-p."""
+def position_of(scale: Tensor) -> int:
+    """Return p of a scale 2^-p."""
     return round(-float(scale.log2()))
 
 
@@ -47,7 +47,7 @@ def _distribution(quantizer: FakeQuant) -> tuple[Tensor, Tensor]:
     if isinstance(observer, HistogramObserver) and observer.seen:
         found = observer.histogram()
         return found.edges, found.counts
-    low, high = range_at(place_of(quantizer.scale), quantizer.spec)
+    low, high = range_at(position_of(quantizer.scale), quantizer.spec)
     if observer is not None and observer.seen and quantizer.spec.learn is None:
         low, high = (float(end) for end in observer.range())
     low, high = min(low, 0.0), max(high, 0.0)

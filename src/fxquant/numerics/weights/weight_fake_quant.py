@@ -14,16 +14,13 @@ while the running statistics settle. A range that is learned by itself cannot fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from fxquant.config.spec import Spec
 from fxquant.numerics.adopt import adopt_grid, fixed_grid
 from fxquant.numerics.affine import channel_axis, choose_qparams, fake_quantize, quantize, sqnr_db
-from fxquant.numerics.buffers import own_tensors, restore_dtypes
+from fxquant.numerics.buffers import KeepsDtypes
 from fxquant.numerics.learned.base import Learned, Own
 from fxquant.numerics.learned.straight_through import straight_through
 from fxquant.numerics.learned.table import add_parameters, learned_of, own_of
@@ -34,7 +31,7 @@ from fxquant.numerics.weights.weight_range import check_weight, weight_qparams, 
 _FITS = 6.0  # dB: on a grid of half the bits next to nothing of a weight is left
 
 
-class WeightFakeQuant(Switched):
+class WeightFakeQuant(KeepsDtypes, Switched):
     """Rounds a weight to the grid of its spec, with gradients.
 
     A range that is not learned is that of the weight as it is now, as in conversion: `disable_observer` leaves it so.
@@ -120,12 +117,6 @@ class WeightFakeQuant(Switched):
         self.register_buffer("scale", scale)
         self.register_buffer("zero_point", zero_point)
         self.frozen = self.rounding = True
-
-    def _apply(self, fn: Callable[..., object], recurse: bool = True) -> Self:
-        before = own_tensors(self)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        restore_dtypes(self, before)
-        return self
 
     def _load_from_state_dict(self, *args: object) -> None:
         self.ready = False
