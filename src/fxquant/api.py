@@ -46,6 +46,7 @@ from fxquant.precision.auto import Kept, Made, Precision, assured, check_precisi
 from fxquant.quantize_fx import convert_fx, prepare_fx
 from fxquant.targets import by_name
 from fxquant.targets.defaults import Mode, default_dynamic_qconfig, weight_only_qconfig
+from fxquant.targets.x86 import x86
 from fxquant.tuning.watch_products import watch_products
 
 MODEL_FILE = "best_model.fq"  # in a directory that a search saved to
@@ -157,9 +158,15 @@ def _calibrate(
 
 
 def _target(target: Target | str | None, engine: Engine | Native | str | None) -> Target | str | None:
-    """Return what a model is prepared for: what is asked for, or the target of an engine of the user's own."""
+    """Return what a model is prepared for: what is asked for, or the target of an engine that has to be told of.
+
+    That is one of the user's own, and one of other activations than the engines have that share what is observed.
+    """
     check_engine(engine)
-    return engine.target() if target is None and isinstance(engine, Engine) else target
+    if target is not None or engine is None or engine == AUTO:
+        return target
+    own = as_engine(engine).target()
+    return own if isinstance(engine, Engine) or own.activation != x86().activation else None
 
 
 def _convert(

@@ -14,6 +14,7 @@ from fxquant.engines.native.apply import has_native
 from fxquant.engines.table import ENGINES, as_engine, available_engines, targets_of_engines
 from fxquant.graph.region import Region, engine_of
 from fxquant.targets import by_name
+from fxquant.targets.arm import arm
 
 
 def test_names_are_unique_and_lead_back() -> None:
@@ -55,6 +56,14 @@ def test_without_a_name_models_run_on_the_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_a_target_goes_by_its_own_name(engine: fq.Engine) -> None:
     assert by_name(engine.target().name) == engine.target()
+
+
+def test_a_name_brings_the_grids_of_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    signed = fq.Engine(name="signed", target=arm, available=lambda: True, apply=lambda model: model)
+    monkeypatch.setattr("fxquant.engines.table.ENGINES", (*ENGINES, signed))
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), torch.randn(4, 8)
+    for engine in (signed, "signed"):
+        assert fq.explain(fq.quantize(model, [x], engine=engine)).counts() == {"int8": 3}
 
 
 def test_the_plain_graph_is_not_raced() -> None:
