@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.integers.steps import SIZED
@@ -104,3 +105,34 @@ def test_nan_is_what_the_simulation_makes_of_it() -> None:
     model = fq.quantize(nn.Sequential(nn.Linear(6, 4)).eval(), [x], target="xint8", engine="reference", algorithms=())
     x[0, 1], x[1, 2] = torch.nan, torch.inf
     np.testing.assert_array_equal(fq.integer_reference(model)(x), model(x).detach().numpy())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        lambda sums: sums.mean((2, 3)),
+        lambda sums: sums.mean((1, 2)),
+        lambda sums: nn.functional.adaptive_avg_pool2d(sums, 1).flatten(1),
+        lambda sums: nn.functional.avg_pool2d(sums.relu(), 2),
+        lambda sums: nn.functional.interpolate(sums, size=(20, 20), mode="bilinear"),
+        lambda sums: nn.functional.interpolate(sums, scale_factor=2.0),
+    ],
+    ids=["mean", "mean of channels", "global pool", "average pool", "bilinear", "nearest"],
+)
+def test_sums_with_a_scale_for_each_channel_are_averaged_and_resized(head: Callable[[Tensor], Tensor]) -> None:
+    """As at the end of classifiers and of nets for segmentation, whose output is not rounded."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return head(self.last(torch.relu(self.body(x))))
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 12, 12)
+    model = converted(Net(), x, "generic")
+    with torch.no_grad():
+        expected = model(x).numpy()
+    np.testing.assert_allclose(fq.integer_reference(model)(x), expected, atol=0.01 * np.abs(expected).max())

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from fxquant.integers.arithmetic import MANTISSA
-from fxquant.integers.operands import FINER, INT32, Args, is_binary
+from fxquant.integers.operands import FINER, INT32, Args, is_binary, one_scale
 from fxquant.integers.reader import Reader, fractions
 from fxquant.integers.scales import places_of, position_of
 from fxquant.integers.values import Curve, Value, Whole
@@ -39,9 +39,7 @@ def add(reader: Reader, node: fx.Node, at: Args) -> Value:
 
 
 def mul(reader: Reader, node: fx.Node, at: Args) -> Value:
-    pair = [reader.centered(node, reader.whole(node, at[key])) for key in ("self", "other")]
-    if any(value.axis is not None for value in pair):
-        reader.refuse(node, "an operand has a scale for each channel")
+    pair = [reader.centered(node, one_scale(reader, node, at[key])) for key in ("self", "other")]
     bound = reader.check_bound(node, pair[0].bound * pair[1].bound, is_binary(pair[0].scale + pair[1].scale))
     name = reader.emit("mul", node, [value.tensor for value in pair])
     return Whole(tensor=name, scale=(pair[0].scale[0] * pair[1].scale[0],), axis=None, zero=0, bound=bound)

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 from torch import Tensor, fx
 
-from fxquant.integers.operands import FINER, INT32, Args, Weight, is_binary, shape_of, spread
+from fxquant.integers.operands import FINER, INT32, Args, Weight, is_binary, one_scale, shape_of, spread
 from fxquant.integers.program import Array, Scales
 from fxquant.integers.reader import Reader, fractions
 from fxquant.integers.scales import places_of
@@ -116,11 +116,8 @@ def _bias(reader: Reader, node: fx.Node, bias: Scales, scale: Scales) -> tuple[i
 
 
 def matmul(reader: Reader, node: fx.Node, at: Args) -> Value:
-    pair = [
-        reader.centered(node, reader.whole(node, at[key])) for key in ("self", "other" if "other" in at else "mat2")
-    ]
-    if any(value.axis is not None for value in pair):
-        reader.refuse(node, "an operand has a scale for each channel")
+    keys = ("self", "other" if "other" in at else "mat2")
+    pair = [reader.centered(node, one_scale(reader, node, at[key])) for key in keys]
     depth = int(shape_of(node)[-1])
     bound = reader.check_bound(node, pair[0].bound * pair[1].bound * depth, is_binary(pair[0].scale + pair[1].scale))
     name = reader.emit("matmul", node, [value.tensor for value in pair])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 from torch import fx
 
-from fxquant.integers.operands import Args, is_binary, moved, rank_of, shape_of, spread
+from fxquant.integers.operands import Args, is_binary, moved, one_scale, rank_of, shape_of, spread
 from fxquant.integers.reader import Reader
 from fxquant.integers.scales import places_of
 from fxquant.integers.values import Value, Whole
@@ -94,8 +95,7 @@ def _average(
     divisor: int | None,
 ) -> Value:
     """Sums over windows. Windows of several sizes are brought to one divisor, by gains."""
-    if x.axis is not None:
-        reader.refuse(node, "its input has a scale for each channel")
+    x = _one_scale_along(reader, node, x, axes)
     common = [math.lcm(*each) if divisor is None else 1 for each in counts]
     gains = [
         [most // count if divisor is None else 1 for count in each] for most, each in zip(common, counts, strict=True)
@@ -107,7 +107,13 @@ def _average(
     )
     bound = reader.check_bound(node, x.bound * widest, is_binary(x.scale))
     name = reader.emit("sum_windows", node, [x.tensor], axes=axes, starts=starts, ends=ends, gains=gains, keep=keep)
-    return Whole(tensor=name, scale=(x.scale[0] / total,), axis=None, zero=0, bound=bound)
+    axis = x.axis if x.axis is None or keep else x.axis - sum(each < x.axis for each in axes)
+    return Whole(tensor=name, scale=tuple(each / total for each in x.scale), axis=axis, zero=0, bound=bound)
+
+
+def _one_scale_along(reader: Reader, node: fx.Node, x: Whole, axes: Sequence[int]) -> Whole:
+    """Return integers that may be summed along some axes: if their scales go along one of these, on one scale."""
+    return one_scale(reader, node, x) if x.axis in axes else x
 
 
 def nearest(reader: Reader, node: fx.Node, at: Args) -> Value:
@@ -124,8 +130,6 @@ def nearest(reader: Reader, node: fx.Node, at: Args) -> Value:
 def blended(reader: Reader, node: fx.Node, at: Args) -> Value:
     """Return a linear resize: blends along each axis, exact where the weights are binary fractions."""
     x = reader.centered(node, reader.whole(node, at["input"]))
-    if x.axis is not None:
-        reader.refuse(node, "its input has a scale for each channel")
     for axis, size, count, factor in _resized(node, at):
         x = _blend(reader, node, x, axis, size, count, factor, at["align_corners"])
     return x
@@ -146,6 +150,7 @@ def float32(value: float) -> float:
 def _blend(
     reader: Reader, node: fx.Node, x: Whole, axis: int, size: int, count: int, factor: float | None, corners: bool
 ) -> Whole:
+    x = _one_scale_along(reader, node, x, (axis,))
     if corners:
         places = [Fraction(index * (size - 1), max(count - 1, 1)) for index in range(count)]
     else:
@@ -162,4 +167,4 @@ def _blend(
     weights = [[2**bits - each for each in second], second]
     name = reader.emit("blend", node, [x.tensor], axis=axis, indices=[low, high], weights=weights)
     bound = reader.check_bound(node, x.bound << bits, is_binary(x.scale))
-    return Whole(tensor=name, scale=(x.scale[0] / 2**bits,), axis=None, zero=0, bound=bound)
+    return Whole(tensor=name, scale=tuple(each / 2**bits for each in x.scale), axis=x.axis, zero=0, bound=bound)
