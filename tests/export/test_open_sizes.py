@@ -41,6 +41,7 @@ def test_a_name_leaves_the_bounds_to_torch_and_a_dim_has_its_own() -> None:
         ({"scale": {0: "n"}}, "is no tensor argument"),
         ({"image": {3: "n"}}, "no axis 3"),
         ({"image": {1: "n"}}, "is 1"),
+        ({"image": {0: 3.5}}, r"is 3\.5\. Give a name"),
     ],
 )
 def test_what_cannot_be_open_is_named(asked: dict[str, Any], why: str) -> None:

@@ -62,6 +62,11 @@ def _named(tree: nn.Module, example: Call, caller: str, shapes: Shapes | None, w
                     f"{caller}(dynamic_shapes=...): axis {axis} of {name!r} is {bound[name].shape[there]} in the "
                     "example inputs; torch fixes sizes of 0 and 1. Give an example where it is 2 or more."
                 )
+            if not isinstance(size, (str, int, torch.export.Dim, type(torch.export.Dim.AUTO), type(None))):
+                raise ConfigError(
+                    f"{caller}(dynamic_shapes=...): axis {axis} of {name!r} is {size!r}. Give a name, or a "
+                    "torch.export.Dim."
+                )
             opened[there] = torch.export.Dim.DYNAMIC if isinstance(size, str) else size
         found[name] = opened
     return found
