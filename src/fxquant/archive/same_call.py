@@ -7,7 +7,6 @@ x << 1                   ->  x.__lshift__(1)        a method of tensors, as `<<`
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
@@ -17,7 +16,9 @@ from fxquant.graph.nodes import TensorInfo
 _SHIFTS: dict[object, str] = {operator.lshift: "__lshift__", operator.rshift: "__rshift__"}
 
 
-def same_call(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, ...]]:
+def same_call(
+    node: fx.Node, op: str, target: object, args: tuple[object, ...]
+) -> tuple[str, object, tuple[object, ...]]:
     """Return (op, target, arguments) of what a node is stored as."""
     source = node.args[0] if node.op == "call_function" and node.args else None
     if not isinstance(source, fx.Node) or len(node.args) != 2:

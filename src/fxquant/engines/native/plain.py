@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -49,13 +48,13 @@ class _Plain(fx.Interpreter):
         self.watched: Collection[fx.Node] = ()
         self.orders: dict[fx.Node, tuple[int, ...]] = {}
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         made = self._made(n)
         if n in self.watched and isinstance(made, Tensor):
             self.orders[n] = order_of(made)
         return made
 
-    def _made(self, n: fx.Node) -> Any:
+    def _made(self, n: fx.Node) -> object:
         if n.op != "call_function":
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)

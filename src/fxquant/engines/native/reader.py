@@ -25,7 +25,7 @@ from fxquant.engines.native import elementwise
 from fxquant.engines.native.elementwise import Access, Elementwise
 from fxquant.engines.native.lazy import Lazy, Moved, Outside, Value, lazy, shown
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.ops import Constants, Op, Pointer, levels, pointer
+from fxquant.engines.native.ops import Constants, Emit, Op, Pointer, levels, pointer
 from fxquant.engines.native.pixels import Border, fill_border
 from fxquant.engines.native.shapes import Shape, Unread
 from fxquant.engines.native.slots import Export, Import
@@ -279,8 +279,8 @@ class Reader:
 
     def emit(
         self,
-        emit: Any,
-        spec: Any,
+        emit: Emit,
+        spec: object,
         pointers: tuple[Pointer, ...],
         reads: list[View],
         out: View,

@@ -165,7 +165,7 @@ def _with_batch(value: object, batch: int) -> object:
     return torch.empty((batch, *value.shape[1:]), dtype=value.dtype, device="meta")
 
 
-def _compared(a: object, b: object) -> Any:
+def _compared(a: object, b: object) -> object:
     if isinstance(a, Tensor):
         return _compare(a, b)
     return pytree.tree_map(_compare, a, b)
