@@ -32,6 +32,7 @@ CASES = {  # kernel, stride, channels, height, width
 }
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 @pytest.mark.parametrize("act", [nn.ReLU6(), nn.SiLU(), nn.Tanh()], ids=lambda act: type(act).__name__)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

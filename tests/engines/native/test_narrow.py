@@ -38,6 +38,7 @@ class Wide(nn.Module):
         return end
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("size", [(7, 9), (16, 16), (1, 40)], ids=str)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("act", [nn.ReLU6(), nn.SiLU()], ids=lambda act: type(act).__name__)
