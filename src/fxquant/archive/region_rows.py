@@ -23,9 +23,9 @@ from fxquant.errors import ArchiveError, InputError
 from fxquant.graph.boundary import Boundary
 from fxquant.graph.hooks import HOOK_TABLES
 from fxquant.graph.lowering import start_lowering
-from fxquant.graph.origin import Origin
 from fxquant.graph.paths import find_module
 from fxquant.graph.region import Region, origin_of, preparation_of
+from fxquant.graph.region_parts import Origin
 from fxquant.modules import attention, cells, transformer
 from fxquant.numerics.grid import Grid
 from fxquant.passes import convert_weights

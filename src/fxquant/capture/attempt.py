@@ -25,8 +25,8 @@ from fxquant.capture.symbolic.trace import trace
 from fxquant.errors import CaptureError, Reason
 from fxquant.graph.encode import META_KEYS
 from fxquant.graph.nodes import record_tensors
-from fxquant.graph.origin import Origin
 from fxquant.graph.region import Region
+from fxquant.graph.region_parts import Origin
 from fxquant.ops.table import OpTable
 
 _FIXING = (check_same, check_items, check_key, unpack)

@@ -31,7 +31,7 @@ class Site:
 
     `scope` are the enclosing (path, class name) pairs, outermost first; `order` counts the ops of the same kind
     directly inside the same module. `is_output`: its result leaves the graph. `place` is what `explain` calls it
-    (graph/place.py): ops that are no modules have one each, where they share the path of the module around them.
+    (graph/paths.py): ops that are no modules have one each, where they share the path of the module around them.
     """
 
     path: str

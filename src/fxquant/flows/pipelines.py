@@ -23,6 +23,7 @@ from fxquant.passes.drop_dropout import drop_dropout
 from fxquant.passes.drop_noops import drop_noops
 from fxquant.passes.fix_scales import freeze_quantizers, round_weights
 from fxquant.passes.fold_bn import fold_bn
+from fxquant.passes.hard_curves import sigmoid_to_hardsigmoid, silu_to_hardswish
 from fxquant.passes.hoist_dim import hoist_dim
 from fxquant.passes.insert import insert
 from fxquant.passes.insert_blocks import insert_blocks
@@ -35,8 +36,6 @@ from fxquant.passes.price_rewrites import price_rewrites
 from fxquant.passes.round_leaky_slopes import round_leaky_slopes
 from fxquant.passes.run_algorithms import adapt_calibrated, apply_algorithms, rewrite_float
 from fxquant.passes.scale_average_pools import scale_average_pools
-from fxquant.passes.sigmoid_to_hardsigmoid import sigmoid_to_hardsigmoid
-from fxquant.passes.silu_to_hardswish import silu_to_hardswish
 from fxquant.passes.solve_positions import solve_positions
 from fxquant.passes.split_ops import split_ops
 from fxquant.passes.split_pools import split_pools

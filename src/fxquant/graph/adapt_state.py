@@ -16,9 +16,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from fxquant.graph.notes import STATISTICS
-from fxquant.graph.origin import Origin
 from fxquant.graph.paths import free_path
 from fxquant.graph.preparation import Preparation
+from fxquant.graph.region_parts import Origin
 
 
 def adapt_state(

@@ -10,7 +10,7 @@ import copy
 
 from torch import Tensor, nn
 
-from fxquant.graph.origin import Origin
+from fxquant.graph.region_parts import Origin
 
 
 def as_written(view: nn.Module, origin: Origin) -> nn.Module:

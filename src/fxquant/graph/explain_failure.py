@@ -16,8 +16,8 @@ import torch
 from fxquant.errors import UnlikeInputError
 
 if TYPE_CHECKING:
-    from fxquant.graph.origin import Origin
     from fxquant.graph.region import Region
+    from fxquant.graph.region_parts import Origin
 
 _OF_TORCH = (RuntimeError, IndexError, ValueError, ZeroDivisionError)  # what torch and its kernels raise
 _PACKAGES = ("torch", "fxquant", "onnxruntime", "openvino")  # whose code runs graphs and kernels

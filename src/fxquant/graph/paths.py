@@ -1,7 +1,8 @@
-"""Dotted paths into a module tree."""
+"""Dotted paths into a module tree, and what ops are called by them: `layer1.0.conv1`, `layer1.0:add`, `add_1`."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 from torch import nn
@@ -73,3 +74,17 @@ def free_path(root: nn.Module, path: str) -> str:
         count += 1
         candidate = f"{path}_{count}"
     return candidate
+
+
+def name_place(region: str, path: str, node: str, is_weighted: bool) -> str:
+    """Return what an op is called in tables, and by rules that name single ops: the path of its module.
+
+    With the name of the node, for one that is not a module by itself.
+    """
+    by_itself = path and (_letters(node) == _letters(path[len(region) :]) or (path == region and is_weighted))
+    return path if by_itself else f"{path}:{node}".lstrip(":")
+
+
+def _letters(name: str) -> str:
+    """Return the letters and digits of a name, all that torch.fx keeps of a path when it names a node after it."""
+    return re.sub(r"[\W_]+", "", name).lower()

@@ -36,10 +36,9 @@ from fxquant.graph.explain_failure import name_arguments
 from fxquant.graph.float_dtype import own_dtype, split_move
 from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.late_code import CODE, is_outdated, outdate
-from fxquant.graph.origin import Origin
 from fxquant.graph.paths import find_module
 from fxquant.graph.preparation import Preparation
-from fxquant.graph.region_parts import RegionParts, Stage
+from fxquant.graph.region_parts import Origin, RegionParts, Stage
 from fxquant.graph.written_down import keep_written, notice_export, read_written
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from fxquant.capture.symbolic.wrap import wrap
-from fxquant.modules.form import Form
-from fxquant.modules.linears import linear_of
+from fxquant.modules.form import Form, linear_of
 
 
 @wrap

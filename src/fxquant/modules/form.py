@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from fxquant.graph import torch_compat
 
@@ -32,3 +32,22 @@ class Form(nn.Module):
 
 def _new(cls: type[Form]) -> Form:
     return cls.__new__(cls)
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return an `nn.Linear` that holds these very tensors.
+
+    A slice of a parameter becomes one that shares its memory.
+    """
+    outputs, inputs = weight.shape
+    linear = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    linear.weight = _parameter(weight)
+    if bias is not None:
+        linear.bias = _parameter(bias)
+    return linear
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    if isinstance(tensor, nn.Parameter):
+        return tensor
+    return nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)

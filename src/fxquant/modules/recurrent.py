@@ -25,8 +25,7 @@ from fxquant.capture.symbolic.wrap import wrap
 from fxquant.graph import torch_compat
 from fxquant.graph.scan import multiplies_floats, runs_step_by_step, scan_all
 from fxquant.modules.cells import RNNStep, State, make_step
-from fxquant.modules.form import Form
-from fxquant.modules.linears import linear_of
+from fxquant.modules.form import Form, linear_of
 
 
 class Direction(nn.Module):

@@ -18,8 +18,7 @@ from fxquant.graph import torch_compat
 from fxquant.graph.hooks import has_forward_hooks
 from fxquant.graph.nodes import TensorInfo, full_path, tensor_info
 from fxquant.graph.notes import LEFT_ALONE, WRAPPED, Decision
-from fxquant.graph.paths import join_path
-from fxquant.graph.place import name_place
+from fxquant.graph.paths import join_path, name_place
 from fxquant.graph.region import Region, origin_of
 from fxquant.ops.table import Op, OpTable, Role, activation_nodes, argument
 from fxquant.passes.refuse import no_kernel, refuse

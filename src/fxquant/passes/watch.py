@@ -27,7 +27,7 @@ from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.table import Observer
 from fxquant.numerics.observers.watcher import Watcher
 from fxquant.numerics.statistics import Statistics, kept_for, label, without_repeats
-from fxquant.passes.watched_tensor import watched_tensor
+from fxquant.passes.attention_products import computed, of_part
 
 
 def needs(region: Region, context: Context) -> Needs:
@@ -86,6 +86,21 @@ def watch(region: Region, context: Context) -> None:
                 with region.graph.inserting_after(last_input(max(args))):
                     region.graph.call_module(f"{path}.{name}", args)
     made.train(region.training)
+
+
+def watched_tensor(region: Region, path: str, tensor: str) -> fx.Node:
+    """Return the node of a tensor. What computes one that has none is put at `path`, among the statistics."""
+    op, name = of_part(tensor)
+    at = f"{path}.{tensor}"
+    node: fx.Node = next(node for node in region.graph.nodes if node.name == op or node.target == at)
+    if not name or node.target == at:
+        return node
+    module, operands = computed(node, name)
+    if module is None:
+        return operands[0]
+    region.get_submodule(path).add_module(tensor, module)
+    with region.graph.inserting_before(node):
+        return region.graph.call_module(at, operands)
 
 
 def unwatch(region: Region, context: Context) -> None:

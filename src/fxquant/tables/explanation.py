@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from fxquant.errors import ConfigError
 from fxquant.graph.notes import Status
-from fxquant.graph.place import name_place
+from fxquant.graph.paths import name_place
 from fxquant.graph.tree import Left
 from fxquant.ops.table import OPS
 from fxquant.tables.present import Shown, new_table

@@ -20,7 +20,7 @@ from fxquant.ops.table import OPS, Role
 from fxquant.passes.attention_products import KEYS, PROBABILITIES, part
 from fxquant.passes.candidates import is_float_tensor
 from fxquant.passes.read_op import setting
-from fxquant.passes.watched_tensor import watched_tensor
+from fxquant.passes.watch import watched_tensor
 
 
 def watch_products(prepared: nn.Module) -> None:

@@ -16,8 +16,8 @@ from fxquant.errors import CaptureError
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.hooks import move_hooks
 from fxquant.graph.nodes import TensorInfo, record_tensors
-from fxquant.graph.origin import Origin
 from fxquant.graph.region import Region
+from fxquant.graph.region_parts import Origin
 from fxquant.ops.table import OpTable
 
 CHILD = "op"

@@ -48,3 +48,8 @@ class Conf(Section):
         if not str(value).startswith(("1", "2")):
             raise ValueError(f"version is {value!r}; files of version 1 (and 2) can be read")
         return value
+
+
+def json_schema() -> dict[str, object]:
+    """Return the schema; give it to an editor, or put `# yaml-language-server: $schema=...` on top of a file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Conf.model_json_schema()}
