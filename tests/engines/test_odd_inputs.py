@@ -25,11 +25,25 @@ KINDS = {
     "dynamic": fq.QConfigMapping().set_global(fq.default_dynamic_qconfig),
     "weight_only": fq.QConfigMapping().set_global(fq.weight_only_qconfig),
 }
+
+
+class Residual(nn.Module):
+    """A block whose kernel adds a float tensor: the input as it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
 MODELS: dict[str, Any] = {
     "conv1d": (lambda: nn.Sequential(nn.Conv1d(3, 8, 5), nn.ReLU()), (2, 3, 9)),
     "conv2d": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3)), (2, 3, 8, 8)),
     "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(3, 8, 3, stride=2), nn.ReLU()), (2, 3, 4, 4)),
     "linear": (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), (2, 6)),
+    "residual": (lambda: Residual(), (2, 5, 6)),
     "tokens": (lambda: nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 4)), None),
 }
 
@@ -37,7 +51,8 @@ MODELS: dict[str, Any] = {
 def odd(x: Tensor) -> Iterator[tuple[str, Any]]:
     if not x.is_floating_point():
         yield from {"float": x.float(), "out of range": x + 20, "negative": x - 20}.items()
-    for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool) if x.is_floating_point() else ():
+    others = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+    for dtype in others if x.is_floating_point() else ():
         yield str(dtype), x.to(dtype)
     for axis in range(x.dim()):
         yield f"nothing along {axis}", x.narrow(axis, 0, 0)

@@ -297,6 +297,8 @@ class LinearKernel(Kernel):
         return self._head(packed), (self.holder.dequantized("bias"), *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
+        if other is not None and other.is_floating_point():
+            other = other.float()  # the kernel adds no float16
         if torch.compiler.is_compiling():
             if other is not None:
                 other = other.expand(*x.shape[:-1], other.shape[-1]).contiguous()
