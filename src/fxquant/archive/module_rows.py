@@ -72,6 +72,8 @@ def weight_row(holder: QuantizedWeight) -> Row:
     stored = None if shell is None else stock_row(shell)
     if shell is not None and stored is not None:
         stored["present"] = [name for name, value in shell._parameters.items() if value is not None]
+        if holder.float_dtype != torch.float32:
+            stored["dtype"] = to_json(holder.float_dtype)
     packed = {} if holder.tail is None else {"tail": list(holder.tail)}
     return {"kind": "weight", "op": holder.kind, "spec": to_json(holder.spec), "shell": stored, **packed}
 
@@ -120,8 +122,11 @@ def build_weight(row: Row, part: nn.Module | None) -> QuantizedWeight:
         holder.register_buffer(name, None)
     if row["shell"] is not None:
         shell = build_stock(row["shell"])
+        dtype = from_json(row["shell"].get("dtype", to_json(torch.float32)))
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ArchiveError(f"the file has a weight that was of {str(dtype)[:40]}, which are no floats.")
         for name in row["shell"]["present"]:
-            shell.register_parameter(str(name), nn.Parameter(torch.empty(0, device="meta"), False))
+            shell.register_parameter(str(name), nn.Parameter(torch.empty(0, dtype=dtype, device="meta"), False))
         holder.__dict__["shell"] = shell
     elif part is not None:
         holder.__dict__["shell"] = shell_of(part)

@@ -112,3 +112,17 @@ def test_a_parametrized_layer_can_be_copied() -> None:
     parametrize.register_parametrization(quantized.get_submodule("0"), "bias", Doubled())
     assert not torch.equal(quantized(x), before)
     assert torch.equal(copy.deepcopy(quantized)(x), quantized(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_a_weight_reads_in_the_dtype_of_its_float_model(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval().to(dtype)
+    x = torch.randn(4, 8).to(dtype)
+    with pytest.warns(UserWarning, match="there are no int8 kernels"):
+        quantized = fq.quantize(model, [x])
+    for made in (quantized, fq.load(fq.save(quantized, tmp_path / "net.fq"))):
+        before = made(x)
+        assert made.get_submodule("0").weight.dequantize().dtype == dtype
+        made.get_submodule("0").register_forward_hook(lambda module, args, out: None)  # the module runs as it stands
+        assert made(x).dtype == dtype
+        assert torch.allclose(made(x), before, rtol=0.02, atol=0.02)

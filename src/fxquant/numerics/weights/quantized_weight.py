@@ -138,15 +138,23 @@ class QuantizedWeight(CheckedState):
         except RuntimeError:  # inference tensors do not count writes
             return object()
 
+    @property
+    def float_dtype(self) -> torch.dtype:
+        """The dtype that the weight had in the float model."""
+        shell: nn.Module | None = self.__dict__.get("shell")
+        weight = None if shell is None else shell._parameters.get("weight")
+        return torch.float32 if weight is None else weight.dtype
+
     def dequantized(self, name: str) -> Any:
         """Return the tensor of this name as code that reads a float module expects it."""
         if name == "weight":
             zero = self.weight_zero_point
             zero = torch.zeros_like(self.weight_scale, dtype=torch.int32) if zero is None else zero
-            return dequantize(self.integers, self.weight_scale, zero, self.spec)
+            return dequantize(self.integers, self.weight_scale, zero, self.spec, self.float_dtype)
         scale, zero, bias = self.held("bias_scale"), self.held("bias_zero_point"), self.held("bias")
         if name == "bias" and scale is not None:
-            return None if bias is None or zero is None else (bias.to(torch.float32) - zero) * scale
+            given = None if bias is None or zero is None else (bias.to(torch.float32) - zero) * scale
+            return None if given is None else given.to(self.float_dtype)
         return bias if name == "bias" else getattr(self, name)
 
     def in_float(self) -> nn.Module:
