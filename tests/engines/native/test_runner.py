@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import logging
 import os
@@ -25,7 +26,7 @@ pytest.importorskip("llvmlite")
 from fxquant.engines.native import compiler, libraries, program, shot
 from fxquant.engines.native.runner import NativeRunner
 from fxquant.engines.native.shapes import Unread
-from fxquant.engines.native.threads import Workers
+from fxquant.engines.native.threads import Job
 
 
 class Net(nn.Module):
@@ -289,39 +290,22 @@ def test_threads_that_do_not_come_hold_nobody_up(
     monkeypatch.setattr(program, "_WORTH_THREADS", 0)
     monkeypatch.setattr(program.torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(program.os, "cpu_count", lambda: 2)
-    late: list[Any] = []
+    late: list[Callable[[], None]] = []
 
     class Absent:
-        def run(self, job: Any, count: int, joined: bool = False) -> bool:
-            job(0)
-            late.append(job)
+        def __init__(self, library: compiler.Library) -> None:
+            self.work = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(library.address("work"))
+
+        def run(self, job: Job) -> bool:
+            self.work(job.address, 0)
+            late.append(lambda: self.work(job.address, 1))
             return True
 
     monkeypatch.setattr(program, "workers", Absent)
     results = [native(x) for _ in range(3)]
-    for job in late:
-        job(1)  # after all is done
+    for come in late:
+        come()  # after all is done
     assert len(late) == 3 and all(torch.equal(result, expected) for result in results)
-
-
-def test_a_thread_that_is_not_back_is_left_out() -> None:
-    workers, there, go = Workers(), threading.Event(), threading.Event()
-    seen: list[int] = []
-
-    def long(index: int) -> None:
-        if index:
-            there.set()
-            go.wait()
-
-    assert workers.run(long, 2, joined=True)
-    there.wait()
-    assert workers.run(seen.append, 2)
-    assert seen == [0]
-    go.set()
-    while len(seen) < 3:  # it is taken again as soon as it is back
-        seen.clear()
-        assert workers.run(seen.append, 2) and 0 in seen
-        seen += [2] if 1 in seen else []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -1,14 +1,16 @@
 """The entry points of a program: functions that call its kernels in order, for each sample of a batch.
 
-    void @name(ptr arena, ptr kept, ptr constants, ptr slots, i64 first, i64 last, i64 threads, ptr counts)
+    void @name(ptr arena, ptr kept, ptr constants, ptr slots, i64 first, i64 last, i64 threads, i64 thread, ptr counts)
 
 `slots` are the addresses of tensors that are handed over. With several threads, each calls it for the same samples. A
 kernel is cut into pieces, and a thread takes one after the other as long as there are any. Then it waits until all are
 done: it looks at their count for a while, then sleeps. So a thread that comes late, or not at all, holds nobody up who
-has a core: it finds nothing left to do. A kernel and that of its output's border write apart, so there is no wait
-between them.
+has a core: it finds nothing left to do. Threads with an even number take from the first piece on, the others from the
+last one back, so that each finds most of what it reads where it wrote it, in caches of its own. A kernel and that of
+its output's border write apart, so there is no wait between them.
 
-    counts   [sample][op](pieces that were taken, pieces that are done), COUNT_BYTES for each op; all 0 at first
+    counts   [sample][op](pieces that were taken, pieces that are done), COUNT_BYTES for each op; all 0 at first.
+             What is taken from the end counts _LAST each.
 """
 
 from __future__ import annotations
@@ -17,23 +19,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fxquant.engines.native.bands import emit_chain, find_chains
-from fxquant.engines.native.ir import Function
+from fxquant.engines.native.caller import ARGUMENTS, Caller
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import Op, Pointer
 from fxquant.engines.native.pixels import fill_border
 from fxquant.engines.native.placement import Placement
 from fxquant.engines.native.vector import Kernel
 
-_ARGUMENTS = "ptr %arena, ptr %kept, ptr %constants, ptr %slots, i64 %first, i64 %last, i64 %threads, ptr %counts"
 COUNT_BYTES = 64
 _PIECES = 2  # of a kernel, for each thread
-_SPINS, _SLEEP = 4000, 50  # looks at the count, then microseconds
-
-
-class _Entry(Function):
-    def __init__(self, name: str) -> None:
-        super().__init__(name, ())
-        self.lines = [f"define void @{name}({_ARGUMENTS}) #0 {{", "entry:"]
+_LAST = 1 << 32
 
 
 Kernels = dict[tuple[object, object], Kernel]
@@ -41,9 +36,9 @@ Kernels = dict[tuple[object, object], Kernel]
 
 def entry(
     name: str, ops: Sequence[Op], placement: Placement, kernels: Kernels, machine: Machine, shared: bool = False
-) -> Function:
+) -> Caller:
     """Return a function that runs some ops; `shared` is the form for several threads."""
-    f = _Entry(name)
+    f = Caller(name, ARGUMENTS, machine)
     used = [pointer.buffer for op in ops for pointer in op.pointers if pointer.buffer is not None]
     slots = {buffer.slot: buffer.bytes for buffer in used if buffer.space == "slot"}
     addresses = {slot: f.load("ptr", f.at("%slots", 8 * slot), 8) for slot in sorted(slots)}
@@ -73,7 +68,7 @@ def entry(
             pending.append(_share(f, op, kernels[op.emit, op.spec].name, given, f.at(counts, COUNT_BYTES * place)))
             if waits[place]:
                 for pieces in pending:
-                    _wait(f, pieces, machine)
+                    _wait(f, pieces)
                 pending.clear()
 
     f.each("%first", "%last", sample)
@@ -85,7 +80,7 @@ def _goes_on(op: Op, after: Op | None) -> bool:
     return after is not None and after.emit is fill_border and after.writes is op.writes and op.macs > 0
 
 
-def _address(f: Function, pointer: Pointer, kept: str, slots: dict[int, str]) -> str:
+def _address(f: Caller, pointer: Pointer, kept: str, slots: dict[int, str]) -> str:
     buffer = pointer.buffer
     if buffer is None:
         return f.at("%constants", pointer.offset)
@@ -95,7 +90,7 @@ def _address(f: Function, pointer: Pointer, kept: str, slots: dict[int, str]) ->
     return f.at(base, buffer.offset + pointer.offset)
 
 
-def _call(f: Function, name: str, given: Sequence[str], rows: tuple[str, str], blocks: tuple[str, str]) -> None:
+def _call(f: Caller, name: str, given: Sequence[str], rows: tuple[str, str], blocks: tuple[str, str]) -> None:
     arguments = [f"ptr {address}" for address in given] + [f"i64 {bound}" for bound in (*rows, *blocks)]
     f.do(f"call void @{name}({', '.join(arguments)})")
 
@@ -108,7 +103,7 @@ class _Pieces:
     count: str
 
 
-def _share(f: Function, op: Op, name: str, given: Sequence[str], counts: str) -> _Pieces:
+def _share(f: Caller, op: Op, name: str, given: Sequence[str], counts: str) -> _Pieces:
     """Take pieces of an op and do them: of its rows if there are enough, else of its blocks of channels, else all."""
     steps = -(-op.rows // op.grain)
     by_rows = steps >= 8 or (steps > 1 and op.blocks == 1)
@@ -128,35 +123,20 @@ def _share(f: Function, op: Op, name: str, given: Sequence[str], counts: str) ->
     label = f"take{f.fresh()}"
     f.do(f"br label %{label}")
     f.label(label)
-    taken = f.value(f"atomicrmw add ptr {counts}, i64 1 monotonic")
-    left = f.value(f"icmp slt i64 {taken}, {count}")
+    backwards = f.value("trunc i64 %thread to i1")
+    one = f.value(f"select i1 {backwards}, i64 {_LAST}, i64 1")
+    taken = f.value(f"atomicrmw add ptr {counts}, i64 {one} monotonic")
+    first, last = f.value(f"and i64 {taken}, {_LAST - 1}"), f.value(f"lshr i64 {taken}, 32")
+    left = f.value(f"icmp slt i64 {f.value(f'add i64 {first}, {last}')}, {count}")
     f.do(f"br i1 {left}, label %{label}.do, label %{label}.end")
     f.label(f"{label}.do")
-    piece(taken)
+    before = f.value(f"sub i64 {f.add(count, -1)}, {last}")
+    piece(f.value(f"select i1 {backwards}, i64 {before}, i64 {first}"))
     f.do(f"br label %{label}")
     f.label(f"{label}.end")
     return _Pieces(done, count)
 
 
-def _wait(f: Function, pieces: _Pieces, machine: Machine) -> None:
+def _wait(f: Caller, pieces: _Pieces) -> None:
     """Wait until all pieces of an op are done."""
-    label, before = f"wait{f.fresh()}", f.block
-    f.do(f"br label %{label}")
-    f.label(label)
-    turn, after = f"%t{f.fresh()}", f"%t{f.fresh()}"
-    f.do(f"{turn} = phi i64 [ 0, %{before} ], [ {after}, %{label}.spin ], [ {after}, %{label}.sleep ]")
-    seen = f.value(f"load atomic i64, ptr {pieces.done} acquire, align 8")
-    there = f.value(f"icmp sge i64 {seen}, {pieces.count}")
-    f.do(f"br i1 {there}, label %{label}.end, label %{label}.look")
-    f.label(f"{label}.look")
-    f.do(f"{after} = add i64 {turn}, 1")
-    early = f.value(f"icmp slt i64 {turn}, {_SPINS}")
-    f.do(f"br i1 {early}, label %{label}.spin, label %{label}.sleep")
-    f.label(f"{label}.spin")
-    if machine.triple.startswith("x86"):
-        f.call("llvm.x86.sse2.pause")
-    f.do(f"br label %{label}")
-    f.label(f"{label}.sleep")
-    f.call("usleep", str(_SLEEP))
-    f.do(f"br label %{label}")
-    f.label(f"{label}.end")
+    f.wait(lambda: f.value(f"icmp sge i64 {f.seen(pieces.done)}, {pieces.count}"))

@@ -67,6 +67,9 @@ INTRINSICS: dict[str, Signature] = {
     "llvm.smin.i64": ("i64", ("i64", "i64")),
     "llvm.smax.i64": ("i64", ("i64", "i64")),
     "usleep": ("i32", ("i32",)),
+    "sem_init": ("i32", ("ptr", "i32", "i32")),
+    "sem_wait": ("i32", ("ptr",)),
+    "sem_post": ("i32", ("ptr",)),
 }
 
 

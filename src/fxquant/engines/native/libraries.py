@@ -18,6 +18,7 @@ from rich.console import Console
 
 from fxquant.engines.native.cache import Cache, entry_name
 from fxquant.engines.native.compiler import Library, module_text, object_code
+from fxquant.engines.native.crew import crew
 from fxquant.engines.native.entry import entry
 from fxquant.engines.native.ir import Function
 from fxquant.engines.native.machine import Machine
@@ -54,7 +55,7 @@ def make_kernels(placement: Placement, machine: Machine) -> dict[tuple[object, o
 
 
 def make_functions(placement: Placement, machine: Machine) -> list[Function]:
-    """Return the kernels, the entries of each level (run0, run0_shared, run2, ...), and the look at what they read."""
+    """Return the kernels, the entries of each level (run0, run0_shared, run2, ...), and what else Python calls."""
     kernels = make_kernels(placement, machine)
     entries = []
     for level in sorted({op.level for op in placement.ops}):
@@ -62,7 +63,7 @@ def make_functions(placement: Placement, machine: Machine) -> list[Function]:
         for shared in (False, True):
             name = f"run{level}{'_shared' if shared else ''}"
             entries.append(entry(name, ops, placement, kernels, machine, shared))
-    return [*kernels.values(), *entries, look()]
+    return [*kernels.values(), *entries, *crew(machine), look()]
 
 
 def _identity(placement: Placement) -> str:

@@ -56,7 +56,7 @@ class OneByOne:
         function: Callable[..., None] = self._functions[index]
         arena, kept, constants = (each.ctypes.data for each in (self._arena, self._kept, self.program.constants))
         slots = ctypes.addressof(self._slots)
-        return lambda: function(arena, kept, constants, slots, 0, 1, 1, 0)
+        return lambda: function(arena, kept, constants, slots, 0, 1, 1, 0, 0)
 
     def tensor(self, view: View) -> Tensor:
         """Return what a view of the arena holds now; it shares the memory."""

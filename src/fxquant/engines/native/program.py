@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -26,7 +25,7 @@ from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.results import Env, Result, plain
 from fxquant.engines.native.shapes import Shape, Unread
 from fxquant.engines.native.slots import Export, Import
-from fxquant.engines.native.threads import workers
+from fxquant.engines.native.threads import Job, workers
 from fxquant.engines.onednn.unsigned import nan_of, without_nan
 from fxquant.errors import InputError
 from fxquant.graph.nodes import reads_size
@@ -41,15 +40,10 @@ _MOST_CHECKED = 64
 _READS, _CALL = (60e9, 30e9, 10e9), 1e-4  # see Program.pays
 _WORTH_THREADS = 10_000_000  # products, below which waking threads takes longer than the work
 NOWHERE: Mapping[str, Tensor] = MappingProxyType({})
-PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 3, ctypes.c_void_p)
+PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 4, ctypes.c_void_p)
 
 
 Slots: TypeAlias = "ctypes.Array[ctypes.c_void_p]"  # where the inputs and outputs of a segment are
-
-
-def _next(samples: Iterator[int], lock: threading.Lock) -> int | None:
-    with lock:
-        return next(samples, None)
 
 
 class Program:
@@ -108,7 +102,8 @@ class Program:
     def _set_code(self, name: str, library: Library, constants: Bytes) -> None:
         self.name, self.library = name, library
         self.functions = {level: PROTOTYPE(library.address(f"run{level}")) for level in self.levels}
-        self.shared = {level: PROTOTYPE(library.address(f"run{level}_shared")) for level in self.levels}
+        names = {level: (f"run{level}", f"run{level}_shared") for level in self.levels}
+        self._addresses = {level: (library.address(one), library.address(all_)) for level, (one, all_) in names.items()}
         self.constants = lasting(constants.nbytes)
         self.constants[:] = constants
         self._constants_at = self.constants.ctypes.data
@@ -256,27 +251,24 @@ class Program:
             self._constants_at,
             ctypes.addressof(slots),
         )
-        alone: Callable[..., None] = self.functions[level]
-        together: Callable[..., None] = self.shared[level]
-        done = 0
         if threads > 1:
             full = batch // threads * threads
             # the first arena is for what is done together: some threads get there before others are done alone
             while len(arenas) < (threads + 1 if full else 1):
                 arenas.append(self.take_arena())
-            places = [arena.address for arena in arenas]
-            samples, lock = iter(range(full)), threading.Lock()
             counts = (ctypes.c_int64 * (COUNT_BYTES // 8 * self.sizes.ops * (batch - full)))()
-
-            def job(thread: int, alive: object = (self, memory)) -> None:
-                while (sample := _next(samples, lock)) is not None:
-                    alone(places[1 + thread], *fixed, sample, sample + 1, 1, 0)
-                if full < batch:
-                    together(places[0], *fixed, full, batch, threads, ctypes.addressof(counts))
-
-            done = batch if workers().run(job, threads, joined=not full) else 0
-        if done < batch:
-            alone(arenas[0].address, *fixed, done, batch, 1, 0)
+            job = Job(
+                self._addresses[level],
+                fixed,
+                [arena.address for arena in arenas],
+                (full, batch, threads),
+                ctypes.addressof(counts),
+                (self, memory, counts),
+            )
+            if workers(self.library).run(job):
+                return
+        alone: Callable[..., None] = self.functions[level]
+        alone(arenas[0].address, *fixed, 0, batch, 1, 0, 0)
 
     def threads(self, batch: int) -> int:
         """Tell how many threads take a batch."""

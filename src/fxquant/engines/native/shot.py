@@ -50,7 +50,7 @@ class Shot:
             program.run_level(self._level, slots, batch, threads)
         else:
             arena = program.take_arena()
-            self._function(arena.address, 0, self._constants, ctypes.addressof(slots), 0, batch, 1, 0)
+            self._function(arena.address, 0, self._constants, ctypes.addressof(slots), 0, batch, 1, 0, 0)
             program.free.append(arena)
         if self._one is not None:
             return self._one.put(made[0])
