@@ -92,6 +92,36 @@ def test_masks_of_keys(nothing: float, machine: Machine) -> None:
     assert math.isinf(nothing) or sqnr_db(expected[1], actual[1]) > 35
 
 
+class Hides(nn.Module):
+    """Attention with a mask for each query: later keys, a bias of each head, or one that is computed."""
+
+    def __init__(self, mask: str, length: int) -> None:
+        super().__init__()
+        self.mask, self.bias = mask, nn.Parameter(torch.randn(1, 2, length, length))
+        self.into, self.out, self.added = nn.Linear(24, 72), nn.Linear(24, 6), nn.Linear(24, length)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.into(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        masks = {"causal": None, "bias": self.bias, "head": self.bias[:, :1], "computed": self.added(x)[:, None]}
+        y = F.scaled_dot_product_attention(q, k, v, masks[self.mask], is_causal=self.mask == "causal")
+        return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("mask", ["causal", "bias", "head", "computed"])
+@pytest.mark.parametrize("length", [9, 43])
+def test_masks_of_queries(length: int, mask: str, machine: Machine) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, length, 24)
+    made = fq.quantize(Hides(mask, length).eval(), [x], engine="reference", precision="int8")
+    assert isinstance(made, Region)
+    found = read(made, plain_graph(made), (x,), machine)
+    assert any(op.label.startswith("attention") for op in found.ops) and not found.reasons
+    with torch.no_grad():
+        actual = Program(found, Libraries()).run([x], 3)
+        assert isinstance(actual, Tensor) and sqnr_db(made(x), actual) > 35
+
+
 class InSums(nn.Module):
     """Attention as sums over indices, in orders of their own, with a softmax of `torch.nn.functional`."""
 

@@ -40,19 +40,18 @@ def tables_for_small_tensors() -> Iterator[None]:
 
 
 class Attends(nn.Module):
-    """Attention of queries, keys and values of one linear, with heads of any size."""
+    """Attention of queries, keys and values of one linear, with heads of any size, and masks for each query or all."""
 
-    def __init__(self, heads: int, depth: int) -> None:
+    def __init__(self, heads: int, depth: int, rows: int, mask: str) -> None:
         super().__init__()
-        self.heads, self.into, self.last = (
-            heads,
-            nn.Linear(heads * depth, 3 * heads * depth),
-            nn.Linear(heads * depth, 4),
-        )
+        self.heads, self.mask, inputs = heads, mask, heads * depth
+        self.into, self.last, self.added = nn.Linear(inputs, 3 * inputs), nn.Linear(inputs, 4), nn.Linear(inputs, rows)
+        self.bias = nn.Parameter(torch.randn(heads, rows, rows))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.into(x).chunk(3, -1))
-        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        bias = {"bias": self.bias, "keys": self.bias[:, :1], "computed": self.added(x)[:, None]}.get(self.mask)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, bias, is_causal=self.mask == "causal")
         return self.last(y.transpose(1, 2).flatten(2))
 
 
@@ -182,7 +181,8 @@ def linears(draw: Any) -> tuple[nn.Module, Tensor]:
 def attentions(draw: Any) -> tuple[nn.Module, Tensor]:
     heads, depth, rows = draw(st.integers(1, 4)), draw(st.integers(1, 40)), draw(st.integers(1, 80))
     torch.manual_seed(draw(st.integers(0, 2**16)))
-    return Attends(heads, depth), torch.randn(3, rows, heads * depth)
+    mask = draw(st.sampled_from(("none", "causal", "bias", "keys", "computed")))
+    return Attends(heads, depth, rows, mask), torch.randn(3, rows, heads * depth)
 
 
 def finished(

@@ -38,7 +38,8 @@ _ONE = "0xR3F80"  # in bfloat16
 class Attention:
     """The shape of one kernel. `heads` are (count, strides of q, k, v, mask, output); strides are in bytes.
 
-    Rows are dense. A mask has a number for each key, the same for all queries.
+    Rows are dense. A mask has a number for each key, the same for all queries, or `mask_row` bytes of numbers for the
+    queries.
     """
 
     heads: tuple[tuple[int, int, int, int, int, int], ...]
@@ -53,6 +54,7 @@ class Attention:
     v_row: int  # of a key, or of a pair of them
     out_row: int
     masked: bool
+    mask_row: int = 0  # from one key to the next, if each query has numbers of its own
     out: Literal["u8", "f32"] = "f32"
     low: int = 0
     high: int = 255
@@ -109,7 +111,8 @@ def _head(k: Kernel, spec: Attention, places: tuple[str, ...], scratch: str) -> 
     def block(index: str, count: int) -> None:
         first = k.step(q, index, VECTORS * lanes * spec.q_row)
         last = k.step(out, index, VECTORS * lanes * spec.out_row)
-        _Block(k, spec, count, scratch).write(first, keys, values, mask, last)
+        own = k.step(mask, index, VECTORS * lanes * 4) if spec.mask_row else mask
+        _Block(k, spec, count, scratch).write(first, keys, values, own, last)
 
     k.each("%y0", k.call("llvm.smin.i64", "%y1", str(full)), lambda index: block(index, VECTORS * lanes))
     if rest:
@@ -260,22 +263,30 @@ class _Block:
             for row in range(rows):
                 if spec.words:
                     scale = k.spread(k.load("float", k.at(at, row * spec.k_row), 4), self.size)
-                if spec.masked:
-                    added = k.spread(k.load("float", k.at(k.step(mask, first, 4), 4 * row), 4), self.size)
+                added = self._mask(mask, first, row) if spec.masked else []
                 to = self._row(self.scores, first)
                 for v in range(self.vectors):
                     score = sums[row * self.vectors + v]
                     if spec.words:
                         score = k.binary("fmul", k.to_float(score, self.size), scale, self.size)
                         if spec.masked:
-                            score = k.fma(score, self.grids[v], added, self.size)
+                            score = k.fma(score, self.grids[v], added[v], self.size)
                     elif spec.masked:
-                        score = k.binary("fadd", score, added, self.size)
+                        score = k.binary("fadd", score, added[v], self.size)
                     best[v] = k.largest(best[v], score, self.size)
                     k.store(self.type, score, k.at(to[v], row * self.step), self.size)
             return best
 
         return self._tiles(spec.keys, [k.splat(-math.inf)] * self.vectors, tile)
+
+    def _mask(self, mask: str, first: str, row: int) -> list[str]:
+        """What is added to the scores of a key."""
+        k, own = self.k, self.spec.mask_row
+        at = k.at(k.step(mask, first, own or 4), row * (own or 4))
+        if not own:
+            return [k.spread(k.load("float", at, 4), self.size)] * self.vectors
+        kept = [min(self.lanes, self.count - v * self.lanes) for v in range(self.vectors)]
+        return [k.load_part("float", self.lanes, kept[v], k.at(at, v * self.size)) for v in range(self.vectors)]
 
     def _share(self, best: list[str]) -> list[str]:
         """Scores to shares, in place; their sums."""

@@ -6,13 +6,14 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from torch import fx
+import torch
+from torch import Tensor, fx
 
 from fxquant.engines.native import attention, attention_pairs
 from fxquant.engines.native.attention import Attention, scratch_bytes
 from fxquant.engines.native.attention_pairs import Pairs, key_words
 from fxquant.engines.native.layouts import copy_dense
-from fxquant.engines.native.lazy import Value, join, lazy
+from fxquant.engines.native.lazy import Outside, Value, join, lazy
 from fxquant.engines.native.ops import levels, pointer
 from fxquant.engines.native.read_acts import grid_of_quantize
 from fxquant.engines.native.read_rows import product, softmax
@@ -24,6 +25,7 @@ from fxquant.ops.table import argument
 
 _FEWEST = 8  # queries, below which the vectors of the one kernel are mostly empty
 _MOST_SCRATCH = 1 << 18  # bytes of a block's scores
+_MOST_MASK = 1 << 20  # numbers of a mask of our own
 _MOVES = ("reshape", "permute", "squeeze", "identity")
 
 
@@ -32,15 +34,37 @@ def read_attention(reader: Reader, node: fx.Node) -> Value:
     op = reader.table.of_node(node, reader.region)
     assert op is not None
     q, k, v = (reader.floats(argument(node, op, index)) for index in range(3))
-    mask, dropout = argument(node, op, 3), argument(node, op, 4, 0.0)
-    if dropout or argument(node, op, 5, False) or node.kwargs.get("enable_gqa"):
+    mask, dropout, causal = argument(node, op, 3), argument(node, op, 4, 0.0), argument(node, op, 5, False)
+    if dropout or not isinstance(causal, bool) or node.kwargs.get("enable_gqa"):
         raise Unread("it has settings that the kernel lacks")
     scale = node.kwargs.get("scale")
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)  # type: ignore[arg-type]
     if len(q.shape) < 2 or len(k.shape) != len(q.shape):
         raise Unread("its operands have other axes")
-    added = None if mask is None else reader.floats(mask)
+    if causal:
+        added: View | None = _causal(reader, q.shape[-2], k.shape[-2])
+    else:
+        added = None if mask is None else _fixed_by_key(reader, mask) or reader.floats(mask)
     return _one_kernel(reader, node, (q, k, v, added), scale) or _products(reader, node, (q, k, v, added), scale)
+
+
+def _causal(reader: Reader, queries: int, keys: int) -> View:
+    """Return the mask that hides later keys from a query."""
+    if queries * keys > _MOST_MASK:
+        raise Unread("its mask takes too much memory")
+    by_key = torch.full((keys, queries), -math.inf, device="cpu").tril(-1)
+    return replace(reader.tensor_constant(by_key), shape=(queries, keys), strides=(1, queries))
+
+
+def _fixed_by_key(reader: Reader, node: object) -> View | None:
+    """Return a mask that is a parameter, laid out as the kernel reads it; None for others."""
+    value = reader.values[node] if isinstance(node, fx.Node) else None
+    tensor = reader.constant_of(node) if isinstance(value, Outside) and value.constant else None
+    if not isinstance(tensor, Tensor) or tensor.dim() < 2 or tensor.shape[-2] == 1:
+        return None
+    turned = reader.tensor_constant(tensor.transpose(-1, -2))
+    swapped = (*range(tensor.dim() - 2), -1, -2)
+    return replace(turned, shape=tuple(tensor.shape), strides=tuple(turned.strides[axis] for axis in swapped))
 
 
 def _products(reader: Reader, node: fx.Node, given: tuple[View, View, View, View | None], scale: float) -> View:
@@ -77,10 +101,13 @@ def _one_kernel(
         if wide is None and view is not None:
             return None
         views.append(wide or views[0])
-    if queries < _FEWEST or (given[3] is not None and (views[3].strides[-2] or views[3].strides[-1] != 1)):
+    each = given[3] is not None and bool(views[3].strides[-2])
+    if queries < _FEWEST or (given[3] is not None and not each and views[3].strides[-1] != 1):
         return None
     if scratch_bytes(keys, max(depth, shape[-1]), machine) > _MOST_SCRATCH:
         return None
+    if each and given[3] is not None:
+        views[3] = _by_key(reader, given[3], (*lead, keys, queries))
     views[:3] = [view if view.strides[-1] == 1 else copy_dense(reader, view) for view in views[:3]]
     if machine.dot_words:
         views[1:3] = _as_pairs(reader, views[1], views[2])
@@ -102,6 +129,7 @@ def _one_kernel(
         v_row=4 * views[2].strides[-2],
         out_row=out.buffer.element * out.strides[-2],
         masked=given[3] is not None,
+        mask_row=4 * views[3].strides[-2] if each else 0,
         out=out.dtype,
         low=0 if grid is None else grid.low,
         high=255 if grid is None else grid.high,
@@ -122,6 +150,18 @@ def _one_kernel(
         macs=math.prod(lead) * queries * keys * (depth + shape[-1]),
     )
     return out
+
+
+def _by_key(reader: Reader, mask: View, shape: tuple[int, ...]) -> View:
+    """Return a mask with its last axes swapped, and the queries dense."""
+    turned = replace(
+        mask,
+        shape=(*mask.shape[:-2], mask.shape[-1], mask.shape[-2]),
+        strides=(*mask.strides[:-2], mask.strides[-1], mask.strides[-2]),
+    )
+    found = broadcast(turned if turned.strides[-1] == 1 else copy_dense(reader, turned), shape)
+    assert found is not None
+    return found
 
 
 def _as_pairs(reader: Reader, keys: View, values: View) -> tuple[View, View]:

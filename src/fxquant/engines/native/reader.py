@@ -164,7 +164,10 @@ class Reader:
         return self._slots - 1
 
     def _constant(self, node: fx.Node) -> View:
-        tensor = self.constant_of(node)
+        return self.tensor_constant(self.constant_of(node))
+
+    def tensor_constant(self, tensor: object) -> View:
+        """Return a parameter, or what follows from parameters, as a constant of the program."""
         if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32 or tensor.device.type != "cpu":
             raise Unread("a parameter is not float32 on the CPU")
         offset = self.constants.put(tensor.detach().contiguous().numpy())

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fxquant.capture.guards import apply_in_place, check_same
 from fxquant.engines.native.fold_sizes import Values, fold_sizes
+from fxquant.engines.native.part_batch import part_batch
 from fxquant.graph import torch_compat
 from fxquant.graph.paths import get_attr
 from fxquant.graph.region import Region
@@ -114,7 +115,7 @@ def changes(root: nn.Module, graph: fx.Graph) -> str:
     return "it counts the statistics of its batches" if counts else ""
 
 
-def find_shapes(root: nn.Module, graph: fx.Graph, inputs: Sequence[object]) -> tuple[Shapes, Values]:
+def find_shapes(root: Region, graph: fx.Graph, inputs: Sequence[object]) -> tuple[Shapes, Values]:
     """(node -> Shape, a tuple of such, or None for what is not a tensor; node -> value with a batch of 2).
 
     `inputs` are the values of the placeholders. All tensors among them have the batch in front. Raises Unread if the
@@ -123,7 +124,23 @@ def find_shapes(root: nn.Module, graph: fx.Graph, inputs: Sequence[object]) -> t
     if reason := changes(root, graph):
         raise Changes(reason)
     tensors: dict[int, tuple[Tensor, Tensor]] = {}
-    runs = []
+    runs = _run_twice(root, graph, inputs, tensors)
+    fold_sizes(graph, runs)
+    if part_batch(root, graph, runs):
+        runs = _run_twice(root, graph, inputs, tensors)
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    shapes = {node: _compared(runs[0][node], runs[1][node]) for node in nodes}
+    for node in nodes:
+        if _holds_always(node, shapes):
+            graph.erase_node(node)
+    return shapes, runs[0]
+
+
+def _run_twice(
+    root: nn.Module, graph: fx.Graph, inputs: Sequence[object], tensors: dict[int, tuple[Tensor, Tensor]]
+) -> tuple[Values, Values]:
+    """Return the values of all nodes for both batches."""
+    runs: list[Values] = []
     for batch in _BATCHES:
         interpreter = _Shaper(root, graph, tensors)
         given = [_with_batch(value, batch) for value in inputs]
@@ -133,13 +150,7 @@ def find_shapes(root: nn.Module, graph: fx.Graph, inputs: Sequence[object]) -> t
         except Exception as error:  # anything that code of a model can raise
             raise Unread(f"its shapes cannot be found without data ({type(error).__name__}: {error})") from error
         runs.append(interpreter.env)
-    fold_sizes(graph, (runs[0], runs[1]))
-    nodes = [node for node in graph.nodes if node.op != "output"]
-    shapes = {node: _compared(runs[0][node], runs[1][node]) for node in nodes}
-    for node in nodes:
-        if _holds_always(node, shapes):
-            graph.erase_node(node)
-    return shapes, runs[0]
+    return runs[0], runs[1]
 
 
 def _holds_always(node: fx.Node, shapes: Shapes) -> bool:
