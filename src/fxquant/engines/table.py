@@ -32,7 +32,7 @@ def native_engine(settings: Native | None = None) -> Engine:
         target=x86,
         available=has_native,
         apply=lambda model: run_native(model, settings or Native()),
-        hint="It needs llvmlite (pip install 'fxquant[native]') and a CPU with AVX2, or NEON with dot products.",
+        hint="It needs Linux, llvmlite (pip install 'fxquant[native]') and a CPU with AVX2, or NEON with dot products.",
     )
 
 

@@ -22,7 +22,23 @@ _VNNI = dict.fromkeys(AVX512.needs, True)
 def test_by_features_and_name(
     cpu: str, features: dict[str, bool], expected: machine.Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_arch", lambda: "x86_64")
+    monkeypatch.setattr(machine, "_platform", lambda: ("x86_64", "linux"))
     monkeypatch.setattr(machine, "_cpu", lambda: cpu)
     monkeypatch.setattr(machine, "_features", lambda: features)
     assert next(each for each in MACHINES if runs_here(each)) is expected
+
+
+@pytest.mark.parametrize(
+    ("triple", "runs"),
+    [
+        ("x86_64-unknown-linux-gnu", True),
+        ("x86_64-alpine-linux-musl", True),
+        ("x86_64-pc-windows-msvc", False),
+        ("x86_64-apple-darwin23.0.0", False),
+        ("aarch64-unknown-linux-gnu", False),
+    ],
+)
+def test_only_on_the_system_that_code_is_made_for(triple: str, runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_platform", lambda: machine._platform_of(triple))
+    monkeypatch.setattr(machine, "_features", lambda: _VNNI)
+    assert runs_here(AVX512) is runs

@@ -122,7 +122,7 @@ def runs_here(machine: Machine) -> bool:
     """Tell whether this CPU has what a machine needs."""
     if machine.hosts and _cpu() not in machine.hosts:
         return False
-    return _arch() == machine.triple.partition("-")[0] and all(_features().get(name, False) for name in machine.needs)
+    return _platform() == _platform_of(machine.triple) and all(_features().get(name, False) for name in machine.needs)
 
 
 @functools.cache
@@ -131,11 +131,17 @@ def host() -> Machine | None:
     return next((machine for machine in MACHINES if runs_here(machine)), None)
 
 
+def _platform_of(triple: str) -> tuple[str, str]:
+    """Return the architecture and the system: calls, and what is called, are not the same on all of them."""
+    arch, _, rest = triple.partition("-")
+    return arch, "linux" if "linux" in rest else rest
+
+
 @functools.cache
-def _arch() -> str:
+def _platform() -> tuple[str, str]:
     import llvmlite.binding as llvm
 
-    return str(llvm.get_process_triple()).partition("-")[0]
+    return _platform_of(str(llvm.get_process_triple()))
 
 
 @functools.cache
