@@ -80,7 +80,7 @@ def make_request(
     leaf_classes: Collection[type],
     ops: OpTable,
     free: bool,
-    reference: Reference | None = None,
+    reference: Reference | None,
 ) -> Request:
     """Ask for a model of the user's, which is not changed."""
     plain = bake_parametrizations(clone_tree(model)) if is_baked(model) else model

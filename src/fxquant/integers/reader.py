@@ -116,7 +116,7 @@ class Reader:
     def note_multiplier(self) -> None:
         self.note("scales are floats: M * 2^-n stands for their ratios, and a tie may round to the other side")
 
-    def check_bound(self, node: fx.Node, bound: int, is_binary: bool = True) -> int:
+    def check_bound(self, node: fx.Node, bound: int, is_binary: bool) -> int:
         """Say where float32, which the simulation adds in, may be short of digits for the bits to be equal."""
         self.check_width(node, bound)
         if bound > 2**MANTISSA and is_binary:

@@ -63,7 +63,7 @@ def assign_quantizers(
     kept: dict[fx.Node, Candidate],
     groups: dict[fx.Node, fx.Node],
     target: Target,
-    training: bool = False,
+    training: bool,
 ) -> tuple[dict[fx.Node, Note], dict[str, Spec]]:
     """Notes for all kept nodes, and the spec of each quantizer."""
     ids = _Ids()

@@ -127,7 +127,7 @@ def assured(
     *,
     budget: float | None,
     may_change: bool,
-    finer: bool = False,
+    finer: bool,
 ) -> nn.Module:
     """Return the converted model, or a better one from the same calibration, where it is too far from the float model.
 

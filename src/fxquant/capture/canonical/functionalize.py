@@ -25,10 +25,10 @@ from fxquant.capture.canonical.out_arguments import split_outs
 from fxquant.capture.guards import apply_in_place, read_now
 from fxquant.graph.nodes import TensorInfo, nodes_after
 from fxquant.graph.region import Region
-from fxquant.ops.table import OPS, OpTable, Role, activation_nodes
+from fxquant.ops.table import OpTable, Role, activation_nodes
 
 
-def functionalize(region: Region, ops: OpTable = OPS) -> None:
+def functionalize(region: Region, ops: OpTable) -> None:
     """Rewrite the region's in-place ops; its modules lose their `inplace` flag."""
     graph = region.graph
     split_outs(region)

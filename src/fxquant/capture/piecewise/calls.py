@@ -67,7 +67,7 @@ class Calls:
 
 
 def record_calls(
-    tree: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], ground: Ground | None = None
+    tree: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], ground: Ground | None
 ) -> Calls:
     """Run a clone of the user's model (it is left as it was) and write down what happens.
 
