@@ -66,9 +66,7 @@ class Calls:
         return self.calls.get(self.first.get(path, path), [])
 
 
-def record_calls(
-    tree: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], ground: Ground | None
-) -> Calls:
+def record_calls(tree: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], ground: Ground | None) -> Calls:
     """Run a clone of the user's model (it is left as it was) and write down what happens.
 
     A model in train mode is run in both modes; it may well take the example inputs in one of them only.

@@ -95,12 +95,9 @@ def _one_kernel(
     shape, machine = reader.shape(node), reader.machine
     lead, queries, depth, keys = shape[:-2], shape[-2], given[0].shape[-1], given[1].shape[-2]
     sizes = ((queries, depth), (keys, depth), (keys, shape[-1]), (queries, keys))
-    views: list[View] = []
-    for view, size in zip(given, sizes, strict=True):
-        wide = None if view is None else broadcast(view, (*lead, *size))
-        if wide is None and view is not None:
-            return None
-        views.append(wide or views[0])
+    views = _operands(given, [(*lead, *size) for size in sizes])
+    if views is None:
+        return None
     each = given[3] is not None and bool(views[3].strides[-2])
     if queries < _FEWEST or (given[3] is not None and not each and views[3].strides[-1] != 1):
         return None
@@ -150,6 +147,17 @@ def _one_kernel(
         macs=math.prod(lead) * queries * keys * (depth + shape[-1]),
     )
     return out
+
+
+def _operands(given: tuple[View, View, View, View | None], shapes: list[tuple[int, ...]]) -> list[View] | None:
+    """Return the operands of all heads, the queries in the place of a missing mask; None if one does not fit."""
+    views: list[View] = []
+    for view, shape in zip(given, shapes, strict=True):
+        wide = None if view is None else broadcast(view, shape)
+        if wide is None and view is not None:
+            return None
+        views.append(wide or views[0])
+    return views
 
 
 def _by_key(reader: Reader, mask: View, shape: tuple[int, ...]) -> View:
