@@ -39,6 +39,7 @@ from fxquant.graph.late_code import CODE, is_outdated, outdate
 from fxquant.graph.paths import find_module
 from fxquant.graph.preparation import Preparation
 from fxquant.graph.region_parts import Origin, RegionParts, Stage
+from fxquant.graph.scripted import traced
 from fxquant.graph.written_down import keep_written, notice_export, read_written
 
 if TYPE_CHECKING:
@@ -175,15 +176,9 @@ class Region(fx.GraphModule):
                 lowering.float_dtype = None if dtype == own else dtype
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
-    def __prepare_scriptable__(self) -> object:
-        """torch.jit.script reads source, and a converted model has kernels in place of it."""
-        if self._region.lowering is not None:
-            raise StageError(
-                "torch.jit.script cannot take a converted model: it has kernels in place of source. Use "
-                "torch.jit.trace(model, example_inputs), fxquant.save(model, path), or "
-                "torch.export.export(model, example_inputs)."
-            )
-        return self
+    def __prepare_scriptable__(self) -> nn.Module:
+        """torch.jit.script reads source, and a converted model has kernels in place of it: it gets a trace."""
+        return self if self._region.lowering is None else traced(self, self._region.origin)
 
     def extra_repr(self) -> str:
         runner = runner_of(self)

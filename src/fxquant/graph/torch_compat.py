@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -226,6 +227,14 @@ def class_before_script(module: nn.Module) -> type:
 def is_scripted(module: nn.Module) -> bool:
     """Tell whether a module is TorchScript, which has tables and code of its own."""
     return isinstance(module, torch.jit.ScriptModule)
+
+
+def trace(module: nn.Module, args: tuple[object, ...]) -> nn.Module:
+    """Return the TorchScript of what a module does with these arguments, as it is without gradients."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        traced: nn.Module = torch.jit.trace(module, args, check_trace=False, strict=False)
+    return traced
 
 
 def is_exported(module: nn.Module) -> bool:

@@ -1,4 +1,7 @@
-"""torch.jit.trace of a converted model: the same bits, after saving and loading too, and at other batch sizes."""
+"""torch.jit.trace and torch.jit.script of a converted model: the same bits.
+
+After saving and loading too, and at other batch sizes.
+"""
 
 from __future__ import annotations
 
@@ -102,10 +105,76 @@ def test_a_trace_needs_no_fxquant(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
 
 
-@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(8, 8), nn.ReLU()), Pieces()], ids=["one", "several"])
-def test_scripting_names_what_works(model: nn.Module) -> None:
-    quantized = fq.quantize(model.eval(), [torch.randn(4, 8)])
-    with pytest.raises(fq.StageError, match=r"torch\.jit\.trace.*fxquant\.save.*torch\.export"):
+def scripted(model: nn.Module) -> Any:
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(model), buffer)
+    buffer.seek(0)
+    return torch.jit.load(buffer)
+
+
+@pytest.mark.broad
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_saved_script_gives_the_same(name: str, mode: Any) -> None:
+    torch.manual_seed(0)
+    model, args = ZOO[name].build().eval(), ZOO[name].inputs()
+    quantized = fq.quantize(model, [args], mode=mode, example_inputs=args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = scripted(quantized)
+    assert same(loaded(*args), quantized(*args))
+    twice = tuple(torch.cat([x, x.flip(0)]) if isinstance(x, Tensor) else x for x in args)
+    assert same(loaded(*twice), quantized(*twice))
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        weights = self.first(x).masked_fill(keep == 0, -torch.inf).softmax(-1)
+        return self.last(weights)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["trace", "script"])
+def test_a_row_that_is_masked_as_a_whole_is_nan_in_a_dynamic_trace(how: str) -> None:
+    args = torch.randn(4, 8), torch.ones(4, 8, dtype=torch.int64)
+    quantized = fq.quantize(Masked().eval(), mode="dynamic", example_inputs=args, engine="onednn")
+    loaded = traced(quantized, args) if how == "trace" else scripted(quantized)
+    assert same(loaded(*args), quantized(*args))
+    nothing = args[0], torch.zeros_like(args[1])
+    assert loaded(*nothing).isnan().all() and quantized(*nothing).isnan().all()
+
+
+@torch.no_grad()
+def test_a_script_takes_the_tensors_of_the_example_by_their_names() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, y: Tensor, double: bool = False) -> Tensor:
+            return self.fc(x + y) * (2 if double else 1)  # type: ignore[no-any-return]
+
+    x, y = torch.randn(4, 8), torch.randn(4, 8)
+    quantized = fq.quantize(Two().eval(), [(x, y)])
+    assert torch.equal(scripted(quantized)(y=y, x=x), quantized(x, y))
+
+
+def test_scripting_names_what_works() -> None:
+    """What cannot be scripted: graphs inside Python, which torch would replace in the model itself; no tensors."""
+    x = torch.randn(4, 8)
+    quantized = fq.quantize(Pieces().eval(), [x])
+    what_works = r"torch\.jit\.trace.*fxquant\.save.*torch\.export"
+    with pytest.raises(fq.StageError, match=rf"'first'.*{what_works}"):
+        torch.jit.script(quantized)
+    assert torch.equal(quantized(x), quantized(x))
+    example = ZOO["tuple_to_tuple"].inputs()
+    quantized = fq.quantize(ZOO["tuple_to_tuple"].build().eval(), [example], example_inputs=example)
+    with pytest.raises(fq.StageError, match=rf"'pair' is no tensor.*{what_works}"):
         torch.jit.script(quantized)
 
 

@@ -267,5 +267,5 @@ def _quantize_dynamic(x: Tensor, symmetric: bool, smallest: float, most: int) ->
         zero = torch.full((), (most + 1) // 2, dtype=torch.int64, device="cpu")
     else:
         scale = ((high - low) / most).clamp(min=smallest)
-        zero = (-torch.round(low / scale)).clamp(0, most).long()
+        zero = torch.nan_to_num(-torch.round(low / scale)).clamp(0, most).long()  # of nan there is no integer
     return quantize(x.float(), scale, zero, 0, most, torch.uint8), scale, zero
