@@ -113,6 +113,47 @@ def test_a_copy_has_parts_of_its_own() -> None:
         assert kernel_path_of(model) and lowering_of(model).filled is not lowering_of(other).filled
 
 
+class Guarded(nn.Module):
+    """A graph module inside Python code."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside, self.last = inside, nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inside(x)
+        return self.last(y) if float(y.sum()) < 1e9 else y
+
+
+def graph_module(how: str) -> nn.Module:
+    torch.manual_seed(0)
+    model, x = OwnNames().eval(), torch.rand(2, 3, 2, 2)
+    made = torch.export.export(model, (x,)).module() if "exported" in how else torch.fx.symbolic_trace(model)
+    return Guarded(made) if "inside" in how else made
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("stage", ["prepared", "trained", "frozen", "converted", "reference"])
+@pytest.mark.parametrize("how", ["traced", "exported", "traced inside", "exported inside"])
+def test_models_from_graph_modules_are_pickled(how: str, stage: str) -> None:
+    """fx gives each graph module a class of its own, and torch.export a module of checks; no pickle takes them."""
+    model, x = graph_module(how), torch.rand(2, 3, 2, 2)
+    for module in model.modules():
+        module.training = stage == "trained"  # programs refuse train()
+    if stage == "trained":
+        made = fq.prepare_qat_fx(model, fq.get_default_qat_qconfig_mapping("x86"), (x,))
+    else:
+        made = fq.prepare_fx(model, MAPPING, (x,))
+    made(x)
+    made.eval()
+    if stage == "frozen":
+        made = fq.freeze(made)
+    elif stage in ("converted", "reference"):
+        made = fq.convert_fx(made, engine="reference" if stage == "reference" else "onednn")
+    with torch.no_grad():
+        assert torch.equal(pickle.loads(pickle.dumps(made))(x), made(x))
+
+
 def test_a_region_that_is_not_converted_has_its_graph_and_no_lowering() -> None:
     region = prepared()
     assert reference_graph(region) is region.graph

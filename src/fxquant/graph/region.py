@@ -234,7 +234,8 @@ class Region(fx.GraphModule):
         return _rebuild(state, copy.deepcopy(self.graph), like=self)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self._plain_state(), encode_graph(self.graph))
+        state = {**self._plain_state(), "_region": self._region.for_pickle()}
+        return _rebuild, (state, encode_graph(self.graph))
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return self.__reduce__()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import fx, nn
 
 from fxquant.graph.preparation import Preparation
 
 if TYPE_CHECKING:
     from fxquant.graph.lowering import Lowering
+
+_FX_NAME = "GraphModuleImpl"
 
 
 class Stage(enum.Enum):
@@ -44,6 +46,16 @@ class Origin:
     moved: Mapping[str, tuple[str, bool]] = field(default_factory=dict)  # name in the float model -> (ours, transposed)
     classes: Mapping[str, type[nn.Module]] = field(default_factory=dict)  # of the user's, where stock modules stand now
 
+    def importable(self) -> Origin:
+        """Return the same with a class that an import finds: fx gives each graph module one of its own, in a function.
+
+        What stands for it is the class that it derives from, which has all but its forward.
+        """
+        if not issubclass(self.user_class, fx.GraphModule):
+            return self
+        found = next(cls for cls in self.user_class.__mro__ if cls.__qualname__.rpartition(".")[2] != _FX_NAME)
+        return replace(self, user_class=found)
+
 
 @dataclass(kw_only=True, slots=True)
 class RegionParts:
@@ -63,6 +75,15 @@ class RegionParts:
         if self.preparation.quantizer_path or self.preparation.statistics_path:
             return Stage.PREPARED
         return Stage.FUSED if self.preparation.fused else Stage.CAPTURED
+
+    def for_pickle(self) -> RegionParts:
+        """Return the same with a class that can be found again by its name."""
+        return RegionParts(
+            origin=self.origin.importable(),
+            preparation=self.preparation,
+            lowering=self.lowering,
+            warned=self.warned,
+        )
 
     def __copy__(self) -> RegionParts:
         """Return parts of which a pass may change what it likes: the origin, which nobody changes, is shared."""

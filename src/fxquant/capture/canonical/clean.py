@@ -8,6 +8,7 @@ import sys
 import torch
 from torch import fx, nn
 
+from fxquant.graph import torch_compat
 from fxquant.graph.late_code import outdate
 from fxquant.graph.region import Region
 
@@ -26,6 +27,14 @@ def drop_checks(region: Region) -> None:
             source = node.args[0]
             node.replace_all_uses_with(source)
             graph.erase_node(node)
+    _drop_guards(region)
+
+
+def _drop_guards(region: Region) -> None:
+    """Drop the module with the checks of an exported program, which no pickle takes. The graph calls it no more."""
+    for name, module in list(region._modules.items()):
+        if torch_compat.is_guards(module):
+            del region._modules[name]
 
 
 def sweep(region: Region) -> None:
