@@ -337,3 +337,18 @@ def test_what_is_told_of_a_load_names_keys_of_state_dicts() -> None:
         quantized.load_state_dict({**state, "inside.second.bias": torch.zeros(5)})
     assert "size mismatch for inside.second.bias:" in str(told.value)
     assert ".op." not in str(told.value)
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "loose"])
+@pytest.mark.parametrize("stage", ["calibrated", "trained"])
+def test_the_integers_of_a_converted_model_are_no_float_weights(stage: str, strict: bool) -> None:
+    """torch would copy them as values; and the state of a grid is not that of a quantizer."""
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()), torch.randn(2, 3, 4, 4)
+    if stage == "trained":
+        prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping("x86"), (x,))
+    else:
+        prepared = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    converted = fq.convert_fx(prepared.eval(), engine="reference")
+    with pytest.raises(RuntimeError, match=r"0\.weight: the state has torch.int8.*converted model: load it into"):
+        prepared.load_state_dict(converted.state_dict(), strict=strict)

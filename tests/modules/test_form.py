@@ -68,6 +68,55 @@ def test_a_form_has_the_tensors_of_what_it_stands_for(cls: type[nn.Module]) -> N
             _ = form.weight_ih_l7
 
 
+@pytest.mark.parametrize("cls", FORMS, ids=lambda cls: cls.__name__)
+def test_a_form_loads_a_checkpoint_of_what_it_stands_for(cls: type[nn.Module]) -> None:
+    stock, form = MODULES[cls](), FORMS[cls](copy.deepcopy(MODULES[cls]()))
+    form.load_state_dict(stock.state_dict())
+    again = FORMS[cls](stock).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in form.state_dict().items())
+    form.load_state_dict(again)
+
+
+class Around(nn.Module):
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside, self.last = inside, nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.inside(x, x, x) if isinstance(self.inside, nn.MultiheadAttention) else self.inside(x)
+        return self.last(found[0])  # type: ignore[no-any-return]
+
+
+INSIDE: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: Around(nn.LSTM(8, 4, num_layers=2, bidirectional=True)),
+    "attention": lambda: Around(nn.MultiheadAttention(8, 2)),
+    "alone": lambda: nn.GRU(8, 4),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stage", ["prepared", "trained", "converted"])
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_float_checkpoint_loads_into_a_prepared_model(name: str, stage: str) -> None:
+    """With `strict=False` it would have been left out in silence; a converted model refuses it."""
+    model, other, x = INSIDE[name]().eval(), INSIDE[name](), torch.randn(3, 2, 8)
+    if stage == "trained":
+        made = fq.prepare_qat_fx(other.train(), fq.get_default_qat_qconfig_mapping(), (x,)).eval()
+        for module in made.modules():
+            if hasattr(module, "enable_fake_quant"):
+                module.enable_fake_quant(False)
+    else:
+        made = fq.prepare_fx(other.eval(), fq.get_default_qconfig_mapping(), (x,))
+    if stage == "converted":
+        made = fq.convert_fx(fq.calibrate(made, [x]), engine="reference")
+        with pytest.raises(RuntimeError, match="not converted"):
+            made.load_state_dict(model.state_dict(), strict=False)
+        return
+    assert made.load_state_dict(model.state_dict(), strict=False).unexpected_keys == []
+    ours, theirs = (found[0] if name == "alone" else found for found in (made(x), model(x)))
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+
 def test_joined_projections_of_attention() -> None:
     stock = nn.MultiheadAttention(8, 2)
     form = FORMS[nn.MultiheadAttention](stock)

@@ -3,7 +3,8 @@
 flat          the tensors of a module that became a region around itself keep their names: `conv.weight`, and not
               `conv.op.weight`
 float         parameters that capture moved into a stock module go by their old name there: `w1` for `w1.weight`, or
-              have the other orientation (`addmm` takes its weight as [in, out])
+              have the other orientation (`addmm` takes its weight as [in, out]); those of an LSTM by the names of its
+              form (fxquant.modules)
 calibrated    what was seen of the tensors goes to the quantizers that are trained on them; else what the modules of the
               region say themselves: one with a method `read_calibrated` rewrites its part
 """
@@ -52,6 +53,29 @@ def _rename(moved: Mapping[str, tuple[str, bool]], state_dict: dict[str, object]
         if prefix + old in state_dict and (turn if old == new else prefix + new not in state_dict):
             value = state_dict.pop(prefix + old)
             state_dict[prefix + new] = value.t() if transposed and isinstance(value, Tensor) else value
+
+
+def adapt_stock(cls: type, state_dict: dict[str, Any], prefix: str) -> None:
+    """Rewrite the tensors of a stock module by the names that the form which stands there has them by, if one does."""
+    read = getattr(cls, "own_state", None)
+    if read is None:
+        return
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        own = read(key.removeprefix(prefix), state_dict[key])
+        if own:
+            del state_dict[key]
+            state_dict.update({prefix + name: tensor for name, tensor in own.items()})
+
+
+def refuse_integers(region: nn.Module, state_dict: Mapping[str, object], prefix: str, errors: list[str]) -> None:
+    """Tell of the integers of a converted model that would be copied into a float parameter as its values."""
+    for name, own in region.named_parameters():
+        given = state_dict.get(prefix + name)
+        if own.is_floating_point() and isinstance(given, Tensor) and not given.is_floating_point():
+            errors.append(
+                f"{prefix}{name}: the state has {given.dtype}, this model {own.dtype}. It is that of a converted "
+                "model: load it into one that convert_fx made."
+            )
 
 
 def drop_flat(flat: str, state_dict: dict[str, object], prefix: str) -> None:

@@ -27,7 +27,7 @@ from torch.fx.graph import PythonCode
 
 from fxquant.errors import InputError, StageError
 from fxquant.graph import torch_compat
-from fxquant.graph.adapt_state import adapt_state, add_flat, drop_flat, name_flat
+from fxquant.graph.adapt_state import adapt_state, adapt_stock, add_flat, drop_flat, name_flat, refuse_integers
 from fxquant.graph.as_written import as_written
 from fxquant.graph.call_lowered import call_lowered
 from fxquant.graph.container import lend_methods
@@ -220,7 +220,9 @@ class Region(fx.GraphModule):
         if self._region.origin.flat:
             add_flat(self._region.origin.flat, state_dict, prefix, self._modules)
             self._region.told = (prefix, cast(list[str], args[-1]))
+        adapt_stock(self._region.origin.user_class, state_dict, prefix)
         if self._region.lowering is None:
+            refuse_integers(self, state_dict, prefix, cast(list[str], args[-1]))
             adapt_state(self, self._region.origin, self._region.preparation, state_dict, prefix)
         read_written(runner_of(self), args[0])
         super()._load_from_state_dict(state_dict, prefix, *args)

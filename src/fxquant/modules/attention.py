@@ -4,12 +4,13 @@
 
 No line depends on the rank of its inputs, so that it traces and still takes batched and unbatched ones, as
 `nn.MultiheadAttention` does, whose arguments and results it has. Its state_dict has `q_proj.weight`, `k_proj.weight`
-and `v_proj.weight` instead of `in_proj_weight`, and the same for biases.
+and `v_proj.weight` instead of `in_proj_weight`, and the same for biases. It loads both.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ from typing_extensions import Self
 
 from fxquant.capture.symbolic.wrap import wrap
 from fxquant.modules.form import Form, linear_of
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 @wrap
@@ -73,6 +76,14 @@ class MultiheadAttention(Form):
     def from_float(cls, module: nn.MultiheadAttention) -> Self:
         """From the stock module, whose tensors it shares."""
         return cls(module)
+
+    @staticmethod
+    def own_state(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+        if name in ("in_proj_weight", "in_proj_bias"):
+            what = name.removeprefix("in_proj_")
+            return {f"{part}.{what}": chunk for part, chunk in zip(_PROJECTIONS, tensor.chunk(3), strict=True)}
+        part = name.removesuffix("_weight")
+        return {f"{part}.weight": tensor} if part in _PROJECTIONS and part != name else {}
 
     @property
     def _qkv_same_embed_dim(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
@@ -10,6 +12,7 @@ from fxquant.capture.symbolic.wrap import wrap
 from fxquant.modules.form import Form, linear_of
 
 State = tuple[Tensor, ...]
+_PARTS = {"ih": "ih", "hh": "step.hh"}  # of a cell's tensors, as the stock one names them, and where they are here
 
 
 @wrap
@@ -95,6 +98,11 @@ class _Cell(Form):
     def from_float(cls, module: nn.RNNCellBase) -> Self:
         """From the stock module, whose tensors it shares."""
         return cls(module)
+
+    @staticmethod
+    def own_state(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+        what, _, part = name.partition("_")
+        return {f"{_PARTS[part]}.{what}": tensor} if what in ("weight", "bias") and part in _PARTS else {}
 
     @property
     def weight_ih(self) -> Tensor:

@@ -1,15 +1,19 @@
 """What all quantizable forms of stock modules have in common: code around them takes them for what they stand for.
 
 isinstance(self.rnn, nn.LSTM)          self.rnn.flatten_parameters()          self.attn.in_proj_weight.dtype
+
+A checkpoint of the float model loads as well: a form says by which names it has the tensors of the stock module.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from fxquant.graph import torch_compat
+from fxquant.graph.adapt_state import adapt_stock
 
 
 class Form(nn.Module):
@@ -25,6 +29,15 @@ class Form(nn.Module):
     @__class__.setter
     def __class__(self, cls: type) -> None:  # torch.distributed's fully_shard derives a class of its own
         object.__dict__["__class__"].__set__(self, cls)
+
+    @staticmethod
+    def own_state(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+        """Return a tensor of the stock module's state by the names that it has here; nothing if by the same one."""
+        return {}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: object) -> None:
+        adapt_stock(type(self), state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return _new, (type(self),), self.__dict__

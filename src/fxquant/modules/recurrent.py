@@ -6,13 +6,13 @@
 The loop is Python (the class is wrapped), so any sequence length goes, and packed sequences too. Under torch.export it
 is one scan, so that a graph does not grow with the sequence. The linears are in regions of their own. Arguments and
 results are those of `nn.LSTM`, `nn.GRU` and `nn.RNN`. The state_dict has other
-keys: `layers.0.0.ih.weight` for `weight_ih_l0`, `layers.0.1.step.hh.weight` for `weight_hh_l0_reverse`.
+keys: `layers.0.0.ih.weight` for `weight_ih_l0`, `layers.0.1.step.hh.weight` for `weight_hh_l0_reverse`. It loads both.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -79,6 +79,15 @@ class _Recurrent(Form):
         if tensor is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return tensor
+
+    @staticmethod
+    def own_state(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+        stock = _TENSOR.fullmatch(name)
+        if stock is None:
+            return {}
+        what, part, layer, reverse = stock.groups()
+        path = part if part == "ih" else f"step.{part}"
+        return {f"layers.{layer}.{int(reverse is not None)}.{path}.{what}": tensor}
 
     @property
     def all_weights(self) -> list[list[object]]:

@@ -15,7 +15,7 @@ dict as an extra state that is a small tensor, which `torch.load(weights_only=Tr
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -181,6 +181,12 @@ class FakeQuant(KeepsDtypes, Switched, Quantizer):
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
         self.ready = False
+        extra = state_dict.get(f"{prefix}_extra_state")
+        if extra is not None and extra.numel() != 1:
+            cast("list[str]", args[-1]).append(
+                f"{prefix[:-1]}: the state is that of a converted model. Load it into one that convert_fx made."
+            )
+            return
         if self.spec.learn is not None and self.observer is not None:
             self._adopt(self.observer, state_dict, prefix)
         resize_to_loaded(self, state_dict, prefix)
