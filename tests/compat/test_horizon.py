@@ -104,6 +104,22 @@ def test_calibration_and_training_are_not_mixed() -> None:
 
 
 @pytest.mark.usefixtures("march")
+def test_words_that_are_no_members_are_refused() -> None:
+    """A state of another spelling would have counted as QAT, and a method as "auto"."""
+    prepared = prepare(Net(), torch.randn(2, 3, 16, 16))
+    with pytest.raises(fq.ConfigError, match=r"fake_quant_state='validation'.*FakeQuantState.VALIDATION"):
+        set_fake_quantize(prepared, "validation")  # type: ignore[arg-type]
+    with pytest.raises(fq.ConfigError, match=r"method='symbolic'.*PrepareMethod.SYMBOLIC"):
+        prepare(Net(), torch.randn(2, 3, 16, 16), method="symbolic")  # type: ignore[arg-type]
+    with pytest.raises(fq.ConfigError, match="qconfigs"):
+        ModuleNameQconfigSetter({"head": 8})  # type: ignore[dict-item]
+    with pytest.raises(fq.CaptureError, match="prepare got a NoneType"):
+        prepare(None)  # type: ignore[arg-type]
+    with pytest.raises(fq.CaptureError, match="set_fake_quantize got a NoneType"):
+        set_fake_quantize(None, FakeQuantState.QAT)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("march")
 @pytest.mark.parametrize(
     ("setters", "error"),
     [

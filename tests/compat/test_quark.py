@@ -122,6 +122,16 @@ def test_a_program_that_was_exported_for_one_picture_trains_on_batches_without_d
     assert all(parameter.grad is not None for parameter in quantized.parameters())
 
 
+def test_a_program_with_an_open_batch_takes_whole_batches() -> None:
+    torch.manual_seed(0)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(SimpleConv().eval(), (torch.rand(2, 3, 8, 8),), dynamic_shapes=({0: batch},)).module()
+    quantizer = ModelQuantizer(config(spec(PerTensorMinMaxObserver)))
+    model = quantizer.quantize_model(program, [torch.rand(4, 3, 8, 8)])
+    x = torch.rand(7, 3, 8, 8)
+    assert sqnr(program(x), quantizer.freeze(model)(x)) > 20
+
+
 def test_batch_norms_of_a_program_join_their_convolutions_and_train() -> None:
     program = torch.export.export(SimpleConv().eval(), (torch.rand(1, 3, 16, 16),)).module()
     quantizer = ModelQuantizer(config(spec(PerTensorMinMaxObserver)))

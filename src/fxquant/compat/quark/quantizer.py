@@ -73,11 +73,12 @@ def _shown(model: nn.Module) -> list[object]:
 
 def _rows_as_exported(model: nn.Module) -> Callable[[object], object]:
     """Return what takes as many rows of a batch as the program was exported with: its own module takes no others."""
-    rows = {val.shape[0] for val in _shown(model) if isinstance(val, torch.Tensor) and val.dim()}
-    fixed = [size for size in rows if isinstance(size, int)]
+    rows = [val.shape[0] for val in _shown(model) if isinstance(val, torch.Tensor) and val.dim()]
+    fixed = {size for size in rows if isinstance(size, int)}  # one that was exported as open has no hash
     if len(fixed) != 1:
         return lambda arg: arg
-    return lambda arg: arg[: fixed[0]] if isinstance(arg, torch.Tensor) and arg.dim() else arg
+    most = fixed.pop()
+    return lambda arg: arg[:most] if isinstance(arg, torch.Tensor) and arg.dim() else arg
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fxquant.config.check_fields import check_fields
 from fxquant.config.qconfig import QConfig
 from fxquant.config.rules import Site
 from fxquant.config.spec import Spec
@@ -54,6 +55,9 @@ class ModuleNameQconfigSetter:
     """A qconfig for each module that is named, and for what is in it. None leaves it in float."""
 
     qconfigs: Mapping[str, QConfig | None]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def names(self) -> frozenset[str]:
