@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import fxquant as fq
@@ -145,3 +145,30 @@ def test_data_that_has_no_length_is_read() -> None:
     trained = fq.prepare_qat_fx(net().train(), fq.get_default_qat_qconfig_mapping(), (x,))
     labelled: DataLoader[object] = DataLoader(Stream([(x, torch.zeros(4, dtype=torch.long))]), batch_size=None)
     assert len(fq.train_qat(trained, labelled, epochs=1, progress=False).history) == 1
+
+
+def test_a_dict_may_be_the_one_argument() -> None:
+    """As in data loaders of detectors: `forward(self, data)`."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, data: dict[str, Tensor]) -> Tensor:
+            return self.fc(data["image"])  # type: ignore[no-any-return]
+
+    batch = {"image": torch.randn(2, 4), "boxes": torch.zeros(2, 4)}
+    prepared = fq.prepare_fx(Net().eval(), fq.get_default_qconfig_mapping(), batch)
+    assert fq.convert_fx(fq.calibrate(prepared, [batch]))(batch).shape == (2, 4)
+    with pytest.raises(fq.CaptureError, match="missing a required argument: 'input'"):
+        fq.prepare_fx(nn.Linear(4, 4).eval(), fq.get_default_qconfig_mapping(), {"image": torch.randn(2, 4)})
+
+
+@pytest.mark.parametrize("stage", ["prepared", "converted"])
+def test_fuse_fx_takes_float_models(stage: str) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(2, 4)
+    made = fq.calibrate(fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,)), [x])
+    made = made if stage == "prepared" else fq.convert_fx(made)
+    with pytest.raises(fq.StageError, match=f"fuse_fx got a model that is already {stage}"):
+        fq.fuse_fx(made)

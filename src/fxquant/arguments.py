@@ -17,13 +17,14 @@ from fxquant.config.forms import closest
 from fxquant.config.rules import Rules
 from fxquant.config.target import Target
 from fxquant.errors import ConfigError, StageError
+from fxquant.flows.calibrate import runs
 from fxquant.graph.algorithm import Algorithm
 from fxquant.graph.check_model import refuse_meta
 from fxquant.graph.context import Context
 from fxquant.graph.first_call import refuse_waiting
 from fxquant.graph.region import regions, stage_of
 from fxquant.graph.region_parts import Stage
-from fxquant.graph.tree import tree_of
+from fxquant.graph.tree import is_value, tree_of
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.ops.table import OPS
 from fxquant.passes.candidates import same_op
@@ -169,9 +170,11 @@ def check_boundaries(model: nn.Module, contexts: Iterable[Context]) -> None:
             )
 
 
-def read_examples(inputs: object, kwargs: Mapping[str, object] | None) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return (args, kwargs) of one forward call."""
-    if isinstance(inputs, Tensor):
+def read_examples(
+    inputs: object, kwargs: Mapping[str, object] | None, model: nn.Module | None = None
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Return (args, kwargs) of one forward call. A dict holds keyword arguments, or is the one argument of a model."""
+    if isinstance(inputs, Tensor) or (model is not None and kwargs is None and _is_argument(inputs, model)):
         inputs = (inputs,)
     if inputs is None and kwargs is not None:
         inputs = ()
@@ -186,6 +189,14 @@ def read_examples(inputs: object, kwargs: Mapping[str, object] | None) -> tuple[
     if not inputs and not kwargs:
         raise ConfigError("example_inputs is empty. Give the arguments of one forward call.")
     return tuple(inputs), dict(kwargs or {})
+
+
+def _is_argument(inputs: object, model: nn.Module) -> bool:
+    """Tell whether a dict is the value of `forward(self, data)`: none of its keys is an argument's name."""
+    parameters = inspect.signature(model.forward).parameters
+    if not isinstance(inputs, Mapping) or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return False
+    return len(parameters) == 1 and is_value(inputs, list(parameters)) and runs(model, (inputs,), {})
 
 
 def check_rules(context: Context) -> None:

@@ -177,7 +177,8 @@ class _Capture:
             for name in names:
                 if name not in paths:
                     self._complain(f"{key} {name!r} matches no module.{closest(name, paths)}")
-        for cls in (*self.custom.non_traceable_module_classes, *self.custom.standalone_module_classes):
+        custom = [cls for pairs in self.custom.float_to_observed_mapping.values() for cls in pairs]
+        for cls in (*self.custom.non_traceable_module_classes, *self.custom.standalone_module_classes, *custom):
             if not any(isinstance(module, cls) for module in self.model.modules()):
                 self._complain(f"the custom config names class {cls.__name__}, of which the model has no module.")
 

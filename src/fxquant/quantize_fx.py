@@ -95,6 +95,7 @@ def fuse_fx(
     model = as_plain(model, "fuse_fx", training=False)
     if model.training:
         raise StageError("fuse_fx folds batch norms, so the model must be in eval mode. Call model.eval() first.")
+    refuse_prepared(model, "fuse_fx")
     custom = as_fuse_config(either(fuse_custom_config, fuse_custom_config_dict, "fuse_custom_config"))
     check_preserved(model, custom.preserved_attributes, "fuse_fx")
     with left_as_it_was(model):
@@ -127,13 +128,13 @@ def prepare_fx(
     `strict=False` a warning. `prepare_custom_config` names modules to leave as they are, integer inputs and outputs,
     and more (PrepareCustomConfig).
 
-    `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments; `example_kwargs` are
-    more of the latter. `concrete_args` fixes plain arguments of `forward`, by name. Run data through the result
-    (`calibrate`), then `convert_fx` it. The model itself is not changed. Without example inputs it is captured at its
-    first call; until then `.graph` is that of the float model. `sizes="any"` fixes no size and no length of a list that
-    the example shows: code that depends on them runs as written, around the parts that do not. `method` is how the
-    graph is found: "auto" takes the first of "symbolic" (torch.fx), "export" (torch.export) and "piecewise" (graphs
-    inside the model's own Python) that does the model justice.
+    `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments (or one that is the
+    only argument); `example_kwargs` are more of the latter. `concrete_args` fixes plain arguments of `forward`, by
+    name. Run data through the result (`calibrate`), then `convert_fx` it. The model itself is not changed. Without
+    example inputs it is captured at its first call; until then `.graph` is that of the float model. `sizes="any"` fixes
+    no size and no length of a list that the example shows: code that depends on them runs as written, around the parts
+    that do not. `method` is how the graph is found: "auto" takes the first of "symbolic" (torch.fx), "export"
+    (torch.export) and "piecewise" (graphs inside the model's own Python) that does the model justice.
 
     `algorithms` (fxquant.algorithms) make the result better from calibration to conversion; () does without.
 
@@ -145,7 +146,10 @@ def prepare_fx(
         >>> quantized = fq.convert_fx(fq.calibrate(prepared, loader))
     """
     if _equalization_config is not None:
-        raise ConfigError("prepare_fx(_equalization_config=...) is not supported. Leave it out.")
+        raise ConfigError(
+            "prepare_fx(_equalization_config=...) is not supported. What equalizes inputs and weights here is an "
+            "algorithm: algorithms=(fxquant.algorithms.SmoothQuant(), fxquant.algorithms.BiasCorrection())."
+        )
     model = as_plain(model, "prepare_fx", training=False)
     if model.training:
         raise StageError("prepare_fx is for post-training quantization: call model.eval() first.")
@@ -243,7 +247,7 @@ def _now_or_later(prepare: Prepare, model: nn.Module, inputs: object, kwargs: Ma
     """Prepare a model with its example inputs; without any, when it is first called."""
     if inputs is None and kwargs is None:
         return waiting(model, prepare, _look)
-    return prepare(model, *read_examples(inputs, kwargs))
+    return prepare(model, *read_examples(inputs, kwargs, model))
 
 
 def _look(model: nn.Module) -> fx.Graph:
@@ -335,11 +339,11 @@ def convert_fx(
     checked then.
 
     It runs as machine code where that can be made (`engine="native"`, extra `fxquant[native]`), else on torch's int8
-    ops ("onednn"). A model on machine code moves on to torch's ops, for good, when `torch.jit.trace` or `torch.export`
-    writes them down, so that the trace gives its very answers. "onnxruntime" and "openvino" run it in those runtimes,
-    "auto" on the one of all of these that is fastest here, by measuring. "reference" is the plain quantize/dequantize
-    graph, which the others agree with. A runtime takes the sizes of the example inputs, at any batch where it can;
-    other calls run on onednn.
+    ops ("onednn"). A model on machine code moves on to torch's ops, for good, when `torch.jit.trace`,
+    `torch.jit.script` or `torch.export` writes them down, so that these give its very answers. "onnxruntime" and
+    "openvino" run it in those runtimes, "auto" on the one of all of these that is fastest here, by measuring.
+    "reference" is the plain quantize/dequantize graph, which the others agree with. A runtime takes the sizes of the
+    example inputs, at any batch where it can; other calls run on onednn.
 
     A model that was prepared without a target gets the int8 form that suits the engine, from the same calibration; one
     that was prepared for a target, or trained, or frozen, keeps that form on every engine.

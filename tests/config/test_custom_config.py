@@ -154,6 +154,20 @@ def test_a_wrong_config_says_what_to_do(config: Any, message: str) -> None:
         fq.prepare_fx(model, MAPPING, (data[0],), config)
 
 
+def test_a_custom_module_class_that_the_model_has_not_is_an_error() -> None:
+    class Other(nn.Linear):
+        @classmethod
+        def from_float(cls, module: nn.Module) -> nn.Module:
+            return module
+
+    model, data = net()
+    config = {"float_to_observed_custom_module_class": {"static": {nn.Bilinear: Other}}}
+    with pytest.raises(ConfigError, match="names class Bilinear, of which the model has no module"):
+        fq.prepare_fx(model, MAPPING, (data[0],), config)
+    with pytest.warns(UserWarning, match="names class Bilinear"):
+        fq.prepare_fx(model, MAPPING, (data[0],), config, strict=False)
+
+
 def test_both_spellings_at_once_are_refused() -> None:
     model, data = net()
     with pytest.raises(ConfigError, match="not both"):

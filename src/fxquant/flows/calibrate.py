@@ -169,7 +169,7 @@ def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dic
     if isinstance(batch, Mapping):
         any_name = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         named = {key: value for key, value in batch.items() if any_name or key in parameters}
-        if not any_name and is_value(batch, [*parameters]) and _runs(model, (batch,), {}):
+        if not any_name and is_value(batch, [*parameters]) and runs(model, (batch,), {}):
             return (batch,), None
         if not named:
             raise CalibrationError(
@@ -194,13 +194,13 @@ def _without_labels(model: nn.Module, named: dict[str, object]) -> dict[str, obj
     left = {name: value for name, value in named.items() if name not in optional}
     if not left or len(left) == len(named):
         return named
-    return left if _runs(model, (), left) else named
+    return left if runs(model, (), left) else named
 
 
 def _most_taken(model: nn.Module, batch: Sequence[object], least: int) -> int:
     """Tell how many values of a batch a forward with `*args` runs with: all of them, or fewer where it fails."""
     for count in range(len(batch), least, -1):
-        if _runs(model, batch[:count], {}):
+        if runs(model, batch[:count], {}):
             return count
     return least
 
@@ -234,7 +234,7 @@ def _is_input(full: object, without: tuple[object] | None) -> bool:
     return any(isinstance(a, Tensor) and not torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def _runs(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+def runs(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Tell whether a call returns. The model and the random numbers stay as they are."""
     return _outputs(model, args, kwargs) is not None
 
