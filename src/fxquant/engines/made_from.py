@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import zlib
 from dataclasses import dataclass
-from operator import getitem, is_
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fxquant.engines.onednn.kernel_modules import Kernel, Kernels
 from fxquant.engines.onednn.weight_only_linear import WeightOnlyLinear
 from fxquant.graph.region import Region
-from fxquant.graph.standing import Standing
+from fxquant.graph.standing import Standing, stand_there
 from fxquant.numerics.grid import Grid
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 
@@ -39,12 +38,9 @@ class MadeFrom:
 
     def holds(self) -> bool:
         """Tell whether all is as it was. A few passes in C: between two runs, none of the objects is in the caches."""
-        try:
-            if not all(map(is_, map(getitem, self.tables, self.names), self.tensors)):
-                return False
-        except KeyError:
+        if self.blind or not stand_there(self.tables, self.names, self.tensors):
             return False
-        if self.blind or list(map(_version, self.counted)) != self.versions:
+        if list(map(_version, self.counted)) != self.versions:
             return False
         if list(map(Tensor.data_ptr, self.placed)) != self.pointers:
             return False

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import repeat
-from operator import getitem, is_
+from operator import is_
 from typing import Any
 
 from torch import fx, nn
 
 from fxquant.errors import StageError
 from fxquant.graph.paths import find_module, get_attr
-from fxquant.graph.standing import ABSENT, Standing
+from fxquant.graph.standing import ABSENT, Standing, stand_there
 
 
 class ReadModules:
@@ -43,10 +43,7 @@ class ReadModules:
 
     def stand(self) -> bool:
         """Tell whether all stand where they did, and do what they did. Passes in C: this is before each call."""
-        try:
-            if not all(map(is_, map(getitem, self._tables, self._names), self._children)):
-                return False
-        except KeyError:
+        if not stand_there(self._tables, self._names, self._children):
             return False
         if not all(map(is_, map(type, self._called), self._kinds)):
             return False

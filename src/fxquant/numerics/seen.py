@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import getitem, is_, methodcaller
+from operator import methodcaller
 from typing import cast
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fxquant.graph.standing import Standing
+from fxquant.graph.standing import Standing, stand_there
 
 _bytes = methodcaller("tobytes")
 _MOST_SHARED = 2**14  # bytes
@@ -33,12 +33,8 @@ class Seen:
 
     def holds(self) -> bool:
         """Tell whether all is as it was. A few passes in C: this is before each call."""
-        try:
-            same = all(map(is_, map(getitem, self.tables, self.keys), self.tensors))
-        except KeyError:
-            return False
         return (
-            same
+            stand_there(self.tables, self.keys, self.tensors)
             and list(map(Tensor.data_ptr, self.tensors)) == self.pointers
             and list(map(_bytes, self.arrays)) == self.bytes
         )
