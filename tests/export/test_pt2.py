@@ -36,7 +36,13 @@ def test_keyword_arguments_and_bad_paths(tmp_path: Path) -> None:
     model = fq.quantize(Net().eval(), [x], engine="reference")
     loaded = torch.export.load(fq.export_pt2(model, tmp_path / "m.pt2", {"x": x})).module()
     with torch.no_grad():
-        assert torch.equal(loaded(x, 1.0), model(x))
+        assert torch.equal(loaded(x=x), model(x))
+    again = torch.export.load(fq.export_pt2(model, tmp_path / "m.pt2", x, example_kwargs={"scale": 1.0})).module()
+    with torch.no_grad():
+        assert torch.equal(again(x, scale=1.0), model(x))
+    open_batch = torch.export.load(fq.export_pt2(model, tmp_path / "m.pt2", {"x": x}, dynamic_batch=True)).module()
+    with torch.no_grad():
+        assert torch.equal(open_batch(x=torch.cat([x, x])), model(torch.cat([x, x])))
     with pytest.raises(fq.ConfigError, match=r"fails on the example inputs: .* Pass others\.$"):
         fq.export_pt2(model, tmp_path / "m.pt2", x[:, :2])
     with pytest.raises(fq.ConfigError, match="no directory"):
@@ -60,3 +66,51 @@ def test_a_tensor_that_stands_twice_in_the_example_is_two_inputs(tmp_path: Path)
     quantized = fq.quantize(Sum(), [(x, y)], engine="reference", effort="fast")
     exported = torch.export.load(fq.export_pt2(quantized, tmp_path / "model.pt2", (x, x))).module()
     assert torch.equal(exported(x, y), quantized(x, y))
+
+
+class Branch(nn.Module):
+    """Its encoder gets a mask where one is needed, and where the code is exported, as in transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Encoder()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and bool(mask.all()):
+            return self.encoder(x, None)
+        return self.encoder(x, mask)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.last = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        y = torch.relu(self.fc(x))
+        return self.last(y if mask is None else y * mask)
+
+
+def test_parts_that_torch_exports_otherwise_than_calls_run_them_are_not_float_in_silence(tmp_path: Path) -> None:
+    """The graph of `encoder` holds for no mask, and the file had it in float, where the model has int8."""
+    torch.manual_seed(0)
+    x, mask = torch.randn(8, 4), torch.ones(8, 8)
+    symbolic = fq.quantize(Branch().eval(), [(x, mask)], engine="reference", effort="fast")
+    for call in (fq.export_pt2, fq.export_onnx):
+        with pytest.raises(fq.ConfigError, match=r"'encoder' would be in float.*it is a tensor\. .*method='export'"):
+            call(symbolic, tmp_path / "m.pt2", (x, mask))
+    assert not (tmp_path / "m.pt2").exists()
+    exported = fq.quantize(Branch().eval(), [(x, mask)], engine="reference", effort="fast", method="export")
+    loaded = torch.export.load(fq.export_pt2(exported, tmp_path / "m.pt2", (x, mask))).module()
+    with torch.no_grad():
+        assert torch.equal(loaded(x, mask), exported(x, mask))
+
+
+def test_parts_that_are_float_in_a_call_are_so_in_the_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, mask = torch.randn(8, 4), torch.ones(8, 8)
+    model = fq.quantize(Branch().eval(), [(x, mask)], engine="reference", effort="fast")
+    mask[0, 0] = 0
+    loaded = torch.export.load(fq.export_pt2(model, tmp_path / "m.pt2", (x, mask))).module()
+    with torch.no_grad():
+        assert torch.equal(loaded(x, mask), model(x, mask))

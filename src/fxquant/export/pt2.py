@@ -30,8 +30,8 @@ def export_pt2(
 ) -> Path:
     """Write a converted model with torch.export.save; `torch.export.load(path).module()` is bit-equal to the reference.
 
-    A process that loads it imports fxquant, or torch.ao, first: the quantize ops are registered there.
-    `dynamic_batch` and `dynamic_shapes` leave sizes open, as in `export_onnx`.
+    That is called as the example is, with the same arguments by position and by name. A process that loads it imports
+    fxquant, or torch.ao, first: the quantize ops are registered there. `dynamic_batch` and `dynamic_shapes` leave sizes open, as in `export_onnx`.
 
     Example:
         >>> made = fq.export_pt2(fq.quantize(model, loader), "net.pt2", loader[0])
@@ -41,7 +41,8 @@ def export_pt2(
         reason = "it is a directory" if file.is_dir() else f"there is no directory {str(file.parent)!r}"
         raise ConfigError(f"export_pt2 cannot write {str(file)!r}: {reason}.")
     tree = reference_of(model, "export_pt2")
-    example = bind(parameters_of(tree), *call_of(tree, example_inputs, example_kwargs, "export_pt2"))
+    example = call_of(tree, example_inputs, example_kwargs, "export_pt2")
+    bind(parameters_of(tree), *example)  # or what does not fit is said
     program = export_program(tree, example, "export_pt2", dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
     stream = io.BytesIO()  # torch has errors of its own for a full disk
     try:

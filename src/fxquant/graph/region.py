@@ -162,8 +162,8 @@ class Region(fx.GraphModule):
         except Exception:
             # the code needs something that the graph took over, or takes no such call itself
             raise error from None
-        if not self._region.warned:
-            self._region.warned = True
+        if not self._region.uncovered:
+            self._region.uncovered = str(error)
             log.warning("module %r runs in float when called like this: %s", self._region.origin.path, error)
         return result
 
@@ -368,6 +368,12 @@ def kernel_path_of(region: Region) -> str:
     """Tell where a region has the kernels that an engine gave it, or ""."""
     lowering = region._region.lowering
     return "" if lowering is None else lowering.kernel_path
+
+
+def take_uncovered(region: Region) -> str:
+    """Return why calls of a region ran in float, or "", and forget it: the next such call says so again."""
+    why, region._region.uncovered = region._region.uncovered, ""
+    return why
 
 
 def region_name(region: Region) -> str:

@@ -64,7 +64,7 @@ class RegionParts:
     origin: Origin
     preparation: Preparation = field(default_factory=Preparation)
     lowering: Lowering | None = None  # None until it is converted
-    warned: bool = False  # that a call ran in float
+    uncovered: str = ""  # why calls ran in float: the graph does not cover them
     told: tuple[str, list[str]] | None = None  # while a state_dict is loaded: the prefix of its names, and the errors
 
     @property
@@ -91,4 +91,4 @@ class RegionParts:
         if lowering is not None:
             lowering.filled = copy.copy(lowering.filled)
         preparation = copy.copy(self.preparation)
-        return RegionParts(origin=self.origin, preparation=preparation, lowering=lowering, warned=self.warned)
+        return RegionParts(origin=self.origin, preparation=preparation, lowering=lowering, uncovered=self.uncovered)
