@@ -31,7 +31,8 @@ def export_pt2(
     """Write a converted model with torch.export.save; `torch.export.load(path).module()` is bit-equal to the reference.
 
     That is called as the example is, with the same arguments by position and by name. A process that loads it imports
-    fxquant, or torch.ao, first: the quantize ops are registered there. `dynamic_batch` and `dynamic_shapes` leave sizes open, as in `export_onnx`.
+    fxquant, or torch.ao, first: the quantize ops are registered there. `dynamic_batch` and `dynamic_shapes` leave sizes
+    open, as in `export_onnx`.
 
     Example:
         >>> made = fq.export_pt2(fq.quantize(model, loader), "net.pt2", loader[0])
