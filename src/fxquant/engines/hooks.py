@@ -14,10 +14,9 @@ from torch import fx, nn
 
 from fxquant.engines.made_from import called_modules
 from fxquant.engines.read_qdq import weight_path
-from fxquant.engines.transformed import Transformed, takes
 from fxquant.graph import torch_compat
 from fxquant.graph.hooks import unheard_hooks
-from fxquant.graph.lowering import Runner, filled_graph, reference_graph, run_instead, run_own_graph, runs_own_graph
+from fxquant.graph.lowering import filled_graph, reference_graph, run_instead, run_own_graph, runs_own_graph
 from fxquant.graph.paths import is_within
 from fxquant.graph.region import Region, region_name
 from fxquant.ops.table import OPS
@@ -75,27 +74,6 @@ class Hooks:
                 "is quantized as a unit then, which is called.",
                 stacklevel=10,
             )
-
-
-class Plain(Runner):
-    """Runs the graph of a region as it is, and hooks as they come."""
-
-    engine = "reference"
-
-    def __init__(self) -> None:
-        self.hooks, self.transformed = Hooks(told=True), Transformed()
-
-    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        self.hooks.listen(region)
-        if takes(region):
-            return self.transformed(region, args, kwargs)
-        return region.run_graph(args, kwargs)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Plain, ()
-
-    def renew(self) -> None:
-        self.hooks, self.transformed = Hooks(told=True), Transformed()
 
 
 def _stock_paths(region: Region) -> list[str]:

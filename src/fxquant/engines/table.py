@@ -9,16 +9,14 @@ from torch import nn
 
 from fxquant.config.forms import closest
 from fxquant.config.target import Target
-from fxquant.engines.empty_ranges import allow_empty
 from fxquant.engines.engine import Engine
-from fxquant.engines.hooks import Plain
 from fxquant.engines.native.apply import has_native, run_native
 from fxquant.engines.native.settings import Native
 from fxquant.engines.onednn.lower import lower
+from fxquant.engines.reference import run_reference
 from fxquant.engines.runtimes.regions import run_regions
 from fxquant.errors import ConfigError
 from fxquant.graph.context import Context
-from fxquant.graph.region import lowering_of, regions
 from fxquant.graph.run_passes import run_passes
 from fxquant.targets.onnxruntime import onnxruntime
 from fxquant.targets.openvino import openvino
@@ -34,13 +32,6 @@ def native_engine(settings: Native | None = None) -> Engine:
         apply=lambda model: run_native(model, settings or Native()),
         hint="It needs Linux, llvmlite (pip install 'fxquant[native]') and a CPU with AVX2, or NEON with dot products.",
     )
-
-
-def _run_reference(model: nn.Module) -> nn.Module:
-    run_passes(model, (allow_empty,), Context())
-    for _, region in regions(model):
-        lowering_of(region).runner = Plain()
-    return model
 
 
 def _run_onednn(model: nn.Module) -> nn.Module:
@@ -65,7 +56,7 @@ def _installed(*packages: str) -> bool:
 
 
 # the plain QDQ graph, which the others agree with
-REFERENCE = Engine(name="reference", target=x86, available=lambda: True, apply=_run_reference)
+REFERENCE = Engine(name="reference", target=x86, available=lambda: True, apply=run_reference)
 ENGINES = (
     # where torch lacks a kernel, that op runs as in the plain graph
     Engine(name="onednn", target=onednn, available=lambda: True, apply=_run_onednn),
