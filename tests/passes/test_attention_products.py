@@ -51,6 +51,38 @@ def test_it_is_exact(options: dict[str, object]) -> None:
         torch.testing.assert_close(made(X), model(X))
 
 
+class Padded(Heads):
+    """Self-attention with a mask of keys, of -inf or of booleans."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        self.options = {"attn_mask": mask}
+        return super().forward(x)
+
+
+def padding(like: Tensor) -> Tensor:
+    mask = like.new_zeros(2, 1, 1, 6)
+    mask[1, ..., 4:] = -torch.inf
+    return mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool], ids=str)
+@pytest.mark.parametrize("engine", ["reference", "onednn", "native", "onnxruntime", "openvino"])
+def test_queries_without_a_key_give_nothing(engine: str, dtype: torch.dtype) -> None:
+    """As torch's attention does, in calibration and on every engine; a softmax gives NaN, or the mean of all values."""
+    pytest.importorskip(
+        {"native": "llvmlite"}.get(engine, engine) if engine not in ("reference", "onednn") else "torch"
+    )
+    torch.manual_seed(0)
+    model, mask = Padded().eval(), padding(X)
+    closed = mask.clone()
+    closed[0] = -torch.inf
+    masks = [each if dtype == torch.float32 else each == 0 for each in (mask, closed)]
+    quantized = fq.quantize(model, [(X, each) for each in masks], engine=engine)
+    with torch.no_grad():
+        for each in masks:
+            assert sqnr_db(model(X, each), quantized(X, each)) > 25
+
+
 @pytest.mark.parametrize("options", [{"is_causal": True}, {"attn_mask": torch.ones(6, 6) > 0}], ids=["causal", "bool"])
 def test_what_cuts_values_off_stays_one_op(options: dict[str, object]) -> None:
     kinds = Counter(row.kind for row in fq.explain(prepared(Heads(**options))))

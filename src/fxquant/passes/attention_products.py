@@ -1,5 +1,8 @@
 """scaled_dot_product_attention(q, k, v)   ->   softmax(q k^T * scale + mask) v. Exact.
 
+Where a mask of -inf leaves a query no key, attention gives 0, and a softmax would give NaN. So a mask that data, or
+-inf, may be in is held above it, and a query without a key is set to 0 behind the products.
+
 Calibration sees the op whole, since targets differ in that. What a kernel has to know of the inside is watched beside
 it, under the name of the op and of the part: `attention:keys` are the keys turned, `attention:probabilities` what the
 softmax gives.
@@ -15,6 +18,8 @@ from torch import fx, nn
 
 from fxquant.graph.nodes import TensorInfo, tensor_info
 from fxquant.graph.notes import Rewrite
+from fxquant.graph.paths import get_attr
+from fxquant.graph.region import Region
 from fxquant.numerics.observers.probabilities import Probabilities
 from fxquant.passes.hardware_form import call, note_rewrite
 from fxquant.passes.read_op import setting
@@ -34,7 +39,7 @@ def of_part(tensor: str) -> tuple[str, str]:
     return op, name
 
 
-def attention_products(node: fx.Node) -> fx.Node | None:
+def attention_products(region: Region, node: fx.Node) -> fx.Node | None:
     """Return the second product in the place of attention; None where that is not the same."""
     query, key, value, mask, scale = _read(node)
     rows, columns = tensor_info(query), tensor_info(key)
@@ -44,13 +49,34 @@ def attention_products(node: fx.Node) -> fx.Node | None:
     turned = call(node, torch.transpose, key, -2, -1, shape=(*columns.shape[:-2], *columns.shape[:-3:-1]))
     turned.meta["float_name"] = part(node, KEYS)
     scores = call(node, operator.mul, call(node, torch.matmul, query, turned, shape=size), scale, shape=size)
+    closes, lowest = mask is not None and _may_close(region, mask), torch.finfo(rows.dtype).min
     if mask is not None:
-        scores = call(node, operator.add, scores, mask, shape=size)
+        added = call(node, torch.clamp, mask, lowest) if closes else mask
+        scores = call(node, operator.add, scores, added, shape=size)
     probabilities = call(node, torch.softmax, scores, -1, shape=size)
     probabilities.meta["float_name"] = part(node, PROBABILITIES)
     result = call(node, torch.matmul, probabilities, value)
     note_rewrite(result, _DONE)
-    return result
+    if mask is None or not closes:
+        return result
+    is_open = call(node, torch.any, call(node, operator.ge, mask, lowest), -1, True)
+    return call(node, torch.where, is_open, result, 0.0)
+
+
+def _may_close(region: Region, mask: fx.Node) -> bool:
+    """Tell whether a mask may be -inf for all keys of a query: whether it is made of other than finite parameters."""
+    found, todo = {mask}, [mask]
+    while todo:
+        source = todo.pop()
+        if source.op == "get_attr":
+            held = get_attr(region, str(source.target))
+            if not isinstance(held, torch.Tensor) or not bool(torch.isfinite(held).all()):
+                return True
+        elif source.op in ("placeholder", "call_module") or -math.inf in source.args:
+            return True
+        todo += [given for given in source.all_input_nodes if given not in found]
+        found.update(source.all_input_nodes)
+    return False
 
 
 def computed(node: fx.Node, name: str) -> tuple[nn.Module | None, tuple[fx.Node, ...]]:

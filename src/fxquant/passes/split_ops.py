@@ -27,7 +27,7 @@ def split_ops(region: Region, context: Context) -> None:
     for node in list(region.graph.nodes):
         op = context.ops.of_node(node, region)
         if op is not None and op.kind in context.hardware.split and is_static(node):
-            result = _gated(node, op.gate) if op.gate is not None else attention_products(node)
+            result = _gated(node, op.gate) if op.gate is not None else attention_products(region, node)
             if result is not None:
                 result.meta["float_name"] = node.name
                 node.replace_all_uses_with(result)

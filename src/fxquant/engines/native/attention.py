@@ -6,6 +6,8 @@ without looking across a vector, and keys and values are read where they are, on
     turned[d] = q[., d] * factor        score[t] = turned[d] * k[t, d] + ... (+ mask[t])
     share[t]  = 2**(score[t] - max)     out[., d] = (share[t] * v[t, d] + ...) / sum, turned back
 
+Where a mask of -inf leaves no key, the output is 0, as torch has it.
+
 A block is two vectors of queries; work is split by blocks, for all heads.
 
 With `words`, the factors of scores are int16, and two dimensions are multiplied and summed at once: each query and key
@@ -32,6 +34,7 @@ from fxquant.engines.native.vector import Kernel, even_parts
 
 VECTORS = 2
 _ONE = "0xR3F80"  # in bfloat16
+_LOWEST = -3.4028234663852886e38
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,7 +280,8 @@ class _Block:
                     k.store(self.type, score, k.at(to[v], row * self.step), self.size)
             return best
 
-        return self._tiles(spec.keys, [k.splat(-math.inf)] * self.vectors, tile)
+        best = self._tiles(spec.keys, [k.splat(-math.inf)] * self.vectors, tile)
+        return [k.largest(x, k.splat(_LOWEST), self.size) for x in best] if spec.masked else best
 
     def _mask(self, mask: str, first: str, row: int) -> list[str]:
         """What is added to the scores of a key."""
@@ -332,6 +336,8 @@ class _Block:
 
     def _sum(self, values: str, sums: list[str]) -> None:
         k, spec = self.k, self.spec
+        if spec.masked:  # the sum is 1 at least, but where no key is left
+            sums = [k.largest(k.splat(0.5), total, self.size) for total in sums]
         shares = [k.binary("fdiv", k.splat(1.0), total, self.size) for total in sums]
 
         def tile(first: str, rows: int, _: list[str]) -> list[str]:

@@ -77,7 +77,7 @@ def _products(reader: Reader, node: fx.Node, given: tuple[View, View, View, View
         total = join("mul", lazy(scores), scale, scores.shape)
         scores = reader.compute(join("add", total, lazy(mask), scores.shape), None)
         scale = 1.0
-    shares = softmax(reader, scores, scale)
+    shares = softmax(reader, scores, scale, masked=mask is not None)
     shape = reader.shape(node)
     # a last vector must not reach into the next head
     return product(reader, shares, v, shape, _beside(shape) if shape[-1] % 16 == 0 else ())

@@ -65,10 +65,10 @@ def read_softmax(reader: Reader, node: fx.Node) -> Value:
     return softmax(reader, x, 1.0)
 
 
-def softmax(reader: Reader, x: View, scale: float) -> View:
-    """Return the shares of the last axis of x * scale."""
+def softmax(reader: Reader, x: View, scale: float, *, masked: bool = False) -> View:
+    """Return the shares of the last axis of x * scale; with `masked`, none where all of it is -inf."""
     out = dense("f32", x.shape, order_of_rows(x), None, x.level + x.level % 2)
-    spec = Rows(kind="softmax", dims=(), length=x.shape[-1])
+    spec = Rows(kind="softmax", dims=(), length=x.shape[-1], masked=masked)
     emit_rows(reader, spec, x, out, np.full(16, scale, np.float32), "softmax")
     return out
 

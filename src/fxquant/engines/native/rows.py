@@ -1,6 +1,6 @@
 """Softmax and layer norm: kernels that look at a whole row of floats.
 
-    softmax      exp(scale x - max) / sum
+    softmax      exp(scale x - max) / sum; with `masked`, 0 where all of a row is -inf
     layer norm   (x - mean) / sqrt(var + eps) * weight + bias, as floats or, with weight and bias in steps, on a grid
 
 A row is dense; the rows are up to three strided dims. Short rows are written out, longer ones
@@ -20,6 +20,7 @@ from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.vector import Kernel, indices
 
 _LARGEST = float(2**30)
+_LOWEST = -3.4028234663852886e38
 _WAYS, _SHORT = 4, 16  # vectors in a turn of a loop, and in a row that has none
 
 
@@ -31,6 +32,7 @@ class Rows:
     dims: tuple[tuple[int, int, int], ...]
     length: int
     eps: float = 0.0
+    masked: bool = False
     out: Literal["u8", "f32"] = "f32"
     low: int = 0
     high: int = 255
@@ -141,6 +143,8 @@ def _softmax(row: _Row) -> None:
     k.used.add(f"llvm.vector.reduce.fmax.v{n}f32")
     top = k.value(f"call float @llvm.vector.reduce.fmax.v{n}f32(<{n} x float> {best})")
     peak = k.spread(top, width)
+    if row.spec.masked:
+        peak = k.largest(peak, k.splat(_LOWEST), width)
 
     def power(at: _At, total: str) -> str:
         value = exp(k, k.binary("fsub", scaled(at), peak, width), width)
@@ -148,7 +152,12 @@ def _softmax(row: _Row) -> None:
         return k.binary("fadd", total, row.kept(at, value, "zeroinitializer"), width)
 
     total = row.reduce("zeroinitializer", power, lambda a, b: k.binary("fadd", a, b, width))
-    share = k.spread(k.value(f"fdiv float {number(1.0)}, {k.total(total, width)}"), width)
+    if row.spec.masked:  # the sum is 1 at least, but where all is -inf
+        share = k.binary(
+            "fdiv", k.splat(1.0), k.largest(k.splat(0.5), k.spread(k.total(total, width), width), width), width
+        )
+    else:
+        share = k.spread(k.value(f"fdiv float {number(1.0)}, {k.total(total, width)}"), width)
 
     def divide(group: list[_At]) -> None:
         for at in group:

@@ -209,6 +209,40 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Value:
+    """Where a mask leaves a query no key, torch gives 0, and a softmax the mean of all values, or NaN."""
+    settings = (dropout_p, is_causal, scale, enable_gqa)
+    if attn_mask is None or _is_open(attn_mask):
+        return _weighted(query, key, value, attn_mask, *settings)
+    given = attn_mask
+    if attn_mask.dtype != ir.DataType.BOOL:
+        lowest = _constant(attn_mask.dtype.min, int(attn_mask.dtype))
+        given, attn_mask = op.GreaterOrEqual(attn_mask, lowest), op.Max(attn_mask, lowest)
+    # not the largest number of the mask: that of a row of -inf is the least finite one in OpenVINO
+    found = op.ReduceMax(op.Cast(given, to=_FLOAT), _constant([-1], int(ir.DataType.INT64)), keepdims=1)
+    is_open = op.Cast(found, to=int(ir.DataType.BOOL))
+    made = _weighted(query, key, value, attn_mask, *settings)
+    return op.Where(is_open, made, _constant(0.0, int(query.dtype)))
+
+
+def _is_open(mask: Value) -> bool:
+    """Tell whether a mask is known to leave every query a key."""
+    held = mask.const_value
+    if held is None:
+        return False
+    values = held.numpy()
+    return bool((values if mask.dtype == ir.DataType.BOOL else values > -math.inf).any(-1).all())
+
+
+def _weighted(
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Value:
     is_plain = attn_mask is None or attn_mask.dtype == query.dtype
     rank, width = len(key.shape), query.shape[-1]
     if is_causal or enable_gqa or not is_plain or not isinstance(width, int):
