@@ -82,7 +82,7 @@ class RegionParts:
             origin=self.origin.importable(),
             preparation=self.preparation,
             lowering=self.lowering,
-            warned=self.warned,
+            uncovered=self.uncovered,
         )
 
     def __copy__(self) -> RegionParts:
