@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import fxquant as fq
 from forge.crafted import crafted
 from forge.files import File, forged, inputs, read, write, write_bases
 from forge.growth import rows
+from forge.lies import of_lies
 from forge.run import crafted_cases, mutated_cases, run
 
 
@@ -61,6 +63,16 @@ def test_what_is_no_plain_file_is_not_opened(tmp_path: Path) -> None:
     for path in (tmp_path / "pipe.fq", Path("/dev/zero")):
         with pytest.raises(fq.ArchiveError, match="no plain file"):
             fq.load(path)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("lie", list(of_lies()), ids=lambda lie: lie[0])
+def test_what_a_file_records_is_no_proof_of_sizes(lie: Any, bases: dict[str, File], tmp_path: Path) -> None:
+    """Batch norms and resizes of torch read behind a tensor that has less than the file says of it."""
+    _, base, change = lie
+    write(forged(bases[base], change), tmp_path / "lie.fq")
+    with pytest.raises(fq.ArchiveError):
+        fq.load(tmp_path / "lie.fq", engine="reference")(inputs(base))
 
 
 def test_scales_along_another_axis_are_refused_at_load(folder: Path, bases: dict[str, File], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from forge.files import Change
 from forge.growth import growing
 from forge.headers import of_headers
 from forge.kinds import of_kinds
+from forge.lies import of_lies
 from forge.trust import trusting
 from forge.words import of_words
 
@@ -15,7 +16,8 @@ from forge.words import of_words
 def crafted() -> dict[str, tuple[str, Change]]:
     """Name -> (base file, change)."""
     found: dict[str, tuple[str, Change]] = {}
-    for source in (of_words(), of_numbers(), of_headers(), growing(), trusting(), of_kinds(), of_defaults()):
+    sources = (of_words(), of_numbers(), of_headers(), growing(), trusting(), of_kinds(), of_defaults(), of_lies())
+    for source in sources:
         for name, base, change in source:
             found[f"{len(found)}: {name}"] = base, change
     return found

@@ -49,10 +49,7 @@ IN_ALL = 64  # times the limit of one tensor, over a whole run
 
 
 _READS_VALUES = frozenset(("item", "tolist", "is_nonzero", "_local_scalar_dense", "equal", "allclose"))
-_SKIPPED = (
-    *(guards.check_fixed, guards.check_given, guards.check_same, guards.check_items, guards.check_key),
-    *(guards.take_item, guards.pack, run_forward),
-)
+_CHECKS = (guards.check_fixed, guards.check_given, guards.check_same, guards.check_items, guards.check_key)
 
 
 def dry_run(tree: nn.Module, file_bytes: int) -> None:
@@ -115,7 +112,7 @@ class _Run:
         degrees = [self.degrees.get(each, 0) for each in node.all_input_nodes]
         check_receiver(node, args)
         check_values_of_python(node, args, kwargs, degrees)
-        own = self._own(node, leaves)
+        own = self._own(node, args, leaves)
         if own is not None:
             return own[0]
         self.degrees[node] = degree_of(node, leaves, degrees)
@@ -154,11 +151,13 @@ class _Run:
             return _listed(tuple(args[0].shape))
         return NUMBER if _reads_number(node) else self._recorded(node)
 
-    def _own(self, node: fx.Node, leaves: list[object]) -> tuple[object] | None:
+    def _own(self, node: fx.Node, args: tuple[Any, ...], leaves: list[object]) -> tuple[object] | None:
         """Of our own functions, in a tuple; None for all others."""
-        if node.target in _SKIPPED:
-            return (self._recorded(node),)
-        if node.target is guards.unpack:
+        if node.target in _CHECKS:
+            return (None,)
+        if node.target in (guards.take_item, guards.unpack) and isinstance(args[0], (list, tuple, dict)):
+            return (node.target(*args),)  # of a container that the graph makes, whatever the file records
+        if node.target in (guards.take_item, guards.unpack, guards.pack, run_forward):
             return (self._recorded(node),)
         if node.target is guards.check_sizes and any(isinstance(leaf, Unknown) for leaf in leaves):
             return (None,)

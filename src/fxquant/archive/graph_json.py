@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from fxquant.archive.check_header import reads_as_itself
 from fxquant.archive.language import ATTRIBUTES, aten_op, function_name, functions, methods
 from fxquant.archive.same_call import same_call
+from fxquant.archive.sized_words import sized_word
 from fxquant.archive.value_json import from_json, to_json
 from fxquant.archive.whole_division import whole_word
 from fxquant.archive.written_memory import written_word
@@ -66,7 +67,7 @@ def graph_to_json(graph: fx.Graph, extra: dict[str, Callable[..., object]]) -> l
                 stored = str(target)
         op, stored, args = same_call(node, op, stored, args)
         stored, kwargs = written_word(op, stored, kwargs)
-        form, stored, args = whole_word(op, stored, args, kwargs, meta.get("tensor"))
+        form, stored, args = whole_word(op, sized_word(op, stored), args, kwargs, meta.get("tensor"))
         _check_call(form, stored, args, kwargs, extra)
         rows.append([form, name, stored, to_json(args), to_json(kwargs), to_json(meta)])
     return rows
@@ -101,7 +102,7 @@ def _decode(row: object, extra: dict[str, Callable[..., object]], seen: set[str]
     if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not isinstance(meta, dict):
         raise ArchiveError("the graph has a node whose arguments are none.")
     target, kwargs = written_word(op, target, kwargs)
-    op, target, args = whole_word(op, target, args, kwargs, meta.get("tensor"))
+    op, target, args = whole_word(op, sized_word(op, target), args, kwargs, meta.get("tensor"))
     _check_call(op, target, args, kwargs, extra)
     for ref in _refs((args, kwargs)):
         if ref.name not in seen:

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from fxquant.archive import whole_division
 from fxquant.archive.check_structure import is_plain
 from fxquant.archive.graph_json import graph_from_json, graph_to_json
 from fxquant.archive.language import function_name, functions, methods
 from fxquant.archive.module_rows import Row, name_of, stock_class
+from fxquant.archive.sized_words import SIZED_WORDS
 from fxquant.archive.value_json import from_json, to_json
 from fxquant.archive.written_memory import grouped_mm
 from fxquant.capture import guards
@@ -32,14 +34,18 @@ from fxquant.passes import convert_weights
 
 Code = dict[str, Callable[..., Any]]
 SELF = "_self"  # see Region._self
-_OWN = (
+_GUARDS: dict[Callable[..., Any], int] = {  # with how many arguments; those behind the first are plain values
+    **{guards.check_fixed: 3, guards.check_given: 2, guards.check_same: 3, guards.check_sizes: 3},
+    **{guards.unpack: 3, guards.pack: 2, guards.take_item: 3, guards.check_items: 3, guards.check_key: 4},
+}
+_OWN: tuple[Callable[..., Any], ...] = (
     run_forward,
-    *(guards.check_fixed, guards.check_given, guards.check_same, guards.check_sizes),
-    *(guards.unpack, guards.pack, guards.take_item, guards.check_items, guards.check_key),
+    *_GUARDS,
     *(guards.apply_in_place, guards.read_now),
     *(convert_weights.dequantize_rows, convert_weights.pool_rows, convert_weights.output_padding),
     *(cells.lstm_gates, cells.gru_gates, cells.rnn_gates, attention.join_masks, transformer.clear_padding),
     *(whole_division.divide, whole_division.divide_, grouped_mm),
+    *SIZED_WORDS.values(),
 )
 
 
@@ -123,6 +129,8 @@ def _check_calls(graph: fx.Graph) -> None:
     """Refuse what our own functions would look up by a name in their arguments."""
     for node in graph.nodes:
         words = (*node.args[1:3], None, None)
+        if callable(node.target) and node.target in _GUARDS:
+            _check_guard(node, _GUARDS[node.target])
         if node.target is guards.apply_in_place:
             method = words[0]
             if not isinstance(method, str) or method not in methods() or not method.endswith("_"):
@@ -134,6 +142,13 @@ def _check_calls(graph: fx.Graph) -> None:
                     "the graph holds a container that cannot be stored: a defaultdict, or a dict with keys that are "
                     "neither strings nor numbers."
                 )
+
+
+def _check_guard(node: fx.Node, count: int) -> None:
+    read: list[fx.Node] = []
+    map_arg(node.args[1:], read.append)
+    if node.kwargs or len(node.args) != count or read:
+        raise ArchiveError(f"node {node.name!r} compares an argument with what is no plain value of the file.")
 
 
 def check_references(path: str, region: Region) -> None:
