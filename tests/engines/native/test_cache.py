@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import fxquant as fq
 from fxquant.engines.native import cache as module
 from fxquant.engines.native.cache import Cache
 from fxquant.engines.native.verdicts import read_orders
@@ -20,6 +21,16 @@ def folder(tmp_path: Path) -> Path:
     Cache(tmp_path / "code").store(NAME, CODE)
     assert Cache(tmp_path / "code").load(NAME) == CODE
     return tmp_path / "code"
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a user that its system does not know."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    assert fq.Native().cache is None
 
 
 def test_only_the_user_can_read_and_write(folder: Path) -> None:

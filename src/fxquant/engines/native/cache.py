@@ -24,9 +24,15 @@ _MOST_BYTES, _MOST_ENTRIES = 256 * 2**20, 2048
 _LARGE = 2**20
 
 
-def default_directory() -> Path:
-    """Tell where object code is kept unless another place is given: in the user's cache directory."""
-    return Path.home() / ".cache" / "fxquant" / "native"
+def default_directory() -> Path | None:
+    """Tell where object code is kept unless another place is given: in the user's cache directory.
+
+    A user that the system does not know, as in a container, has none.
+    """
+    try:
+        return Path.home() / ".cache" / "fxquant" / "native"
+    except RuntimeError:
+        return None
 
 
 def entry_name(text: str, machine: Machine) -> str:
