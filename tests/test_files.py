@@ -26,7 +26,7 @@ from fxquant.config_file.quantized_model import QuantizedModel
 from fxquant.engines.native.cache import Cache
 from fxquant.export.onnx.regions import export_regions
 from fxquant.exports import FORMATS
-from fxquant.files import EXPORTED, replacing
+from fxquant.files import EXPORTED, refuse_unwritable, replacing
 from fxquant.flows.checkpoint import write_checkpoint
 from fxquant.html_report.page import render
 from fxquant.integers.dump import write_program
@@ -57,6 +57,16 @@ def test_modes(tmp_path: Path, umask: int) -> None:
     (tmp_path / "new").chmod(0o640)
     put(tmp_path / "new", "y")
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+
+
+def test_a_file_that_is_write_protected_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "a", "one")
+    monkeypatch.setattr(os, "access", lambda path, mode: (Path(path).name, mode) != ("a", os.W_OK))
+    with pytest.raises(fq.ArchiveError, match="write-protected"):
+        put(tmp_path / "a", "two")
+    assert (tmp_path / "a").read_text() == "one" and os.listdir(tmp_path) == ["a"]
+    with pytest.raises(fq.ArchiveError, match="write-protected"):
+        refuse_unwritable(tmp_path / "a", fq.ArchiveError)
 
 
 def test_links_are_followed(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Write a file as a whole or not at all: beside its place first, then on to the disk, then renamed.
 
-A full disk, a directory that cannot be written or a process that is killed leave the file that was there. A link is
-followed, the mode of a file that is there is kept, and a new one gets the mode that the umask says.
+A full disk, a directory or file that cannot be written or a process that is killed leave the file that was there. A
+link is followed, the mode of a file that is there is kept, and a new one gets the mode that the umask says.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -79,6 +80,8 @@ def _refused(path: str | os.PathLike[str], failure: OSError) -> str:
 @contextlib.contextmanager
 def _part_of(target: Path) -> Iterator[tuple[Path, int]]:
     """An empty file beside the target, which is gone at the end, and the mode that it is to have."""
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, "the file is write-protected")
     _sweep(target)
     part = target.with_name(f".{_stem(target)}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
