@@ -163,12 +163,15 @@ def add_kernels(region: Region, kernels: nn.Module) -> None:
 
 def run_instead(region: Region, forward: Callable[..., object]) -> None:
     """Let a region run a function of itself in the place of its graph."""
+    region._region.instead = forward
     region.__dict__["forward"] = types.MethodType(forward, region)
 
 
 def run_own_graph(region: Region) -> None:
-    """Undo `run_instead`."""
-    region.__dict__.pop("forward", None)
+    """Undo `run_instead`. A forward that the user put there stays."""
+    own, region._region.instead = region._region.instead, None
+    if own is not None and getattr(region.__dict__.get("forward"), "__func__", None) is own:
+        del region.__dict__["forward"]
 
 
 def runs_own_graph(region: Region) -> bool:

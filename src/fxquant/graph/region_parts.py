@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -65,6 +65,7 @@ class RegionParts:
     preparation: Preparation = field(default_factory=Preparation)
     lowering: Lowering | None = None  # None until it is converted
     uncovered: str = ""  # why calls ran in float: the graph does not cover them
+    instead: Callable[..., object] | None = None  # what runs in the place of its graph, see graph/lowering.py
     told: tuple[str, list[str]] | None = None  # while a state_dict is loaded: the prefix of its names, and the errors
 
     @property

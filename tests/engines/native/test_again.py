@@ -125,11 +125,18 @@ def hook(model: nn.Module) -> None:
     model.head.register_forward_hook(lambda module, args, output: output * 2)
 
 
+def put_forward(model: nn.Module) -> None:
+    model.forward = lambda x: x.flatten(1)
+
+
 def grids(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if type(module).__name__ == "Grid"]
 
 
-CHANGES = (scale_weights, write_to_data, put_data, put_buffer, put_grid, swap, put_module, load, assign, hook)
+CHANGES = (
+    *(scale_weights, write_to_data, put_data, put_buffer, put_grid, swap, put_module, load, assign, hook),
+    put_forward,
+)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
