@@ -19,13 +19,13 @@ pytest.importorskip("llvmlite")
 from fxquant.engines.native import arithmetic
 from fxquant.engines.native.compiler import module_text, object_code
 from fxquant.engines.native.libraries import Libraries, make_functions
-from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, AVX512_BF16, ZEN4, Machine, runs_here
+from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, AVX512_BF16, ZEN4, ZEN5, Machine, runs_here
 from fxquant.engines.native.placement import place
 from fxquant.engines.native.plain import plain_graph
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
 
-MACHINES = (ZEN4, AVX512_BF16, AVX512, AVX512_256, AVX2)
+MACHINES = (ZEN5, ZEN4, AVX512_BF16, AVX512, AVX512_256, AVX2)
 ACTS = (nn.Identity(), nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.GELU(), nn.Hardswish(), nn.LeakyReLU(0.2), nn.Tanh())
 _PROFILE = settings()  # a few cases, or the hundreds of `make fuzz`
 LEAN = settings(_PROFILE, max_examples=max(4, _PROFILE.max_examples // 12), suppress_health_check=list(HealthCheck))

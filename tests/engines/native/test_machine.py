@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("llvmlite")
 
 from fxquant.engines.native import machine
-from fxquant.engines.native.machine import AVX512, AVX512_BF16, MACHINES, ZEN4, runs_here
+from fxquant.engines.native.machine import AVX512, AVX512_BF16, MACHINES, ZEN4, ZEN5, runs_here
 
 _VNNI = dict.fromkeys(AVX512.needs, True)
 
@@ -14,6 +14,7 @@ _VNNI = dict.fromkeys(AVX512.needs, True)
     ("cpu", "features", "expected"),
     [
         ("znver4", {**_VNNI, "avx512bf16": True}, ZEN4),
+        ("znver5", {**_VNNI, "avx512bf16": True}, ZEN5),
         ("sapphirerapids", {**_VNNI, "avx512bf16": True}, AVX512_BF16),
         ("cascadelake", _VNNI, AVX512),
         ("znver4", _VNNI, AVX512),

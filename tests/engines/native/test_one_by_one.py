@@ -15,14 +15,14 @@ from zoo import ZOO
 pytest.importorskip("llvmlite")
 
 from fxquant.engines.native.libraries import Libraries
-from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, ZEN4, Machine, runs_here
+from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, ZEN4, ZEN5, Machine, runs_here
 from fxquant.engines.native.one_by_one import OneByOne
 from fxquant.engines.native.plain import plain_graph
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
 from fxquant.engines.native.values import View
 
-MACHINES = [machine for machine in (ZEN4, AVX512, AVX512_256, AVX2) if runs_here(machine)]
+MACHINES = [machine for machine in (ZEN5, ZEN4, AVX512, AVX512_256, AVX2) if runs_here(machine)]
 NAMES = ("plain", "resnet", "mobilenet", "squeeze_excite")
 
 

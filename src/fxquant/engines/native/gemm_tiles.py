@@ -8,8 +8,8 @@ from fxquant.engines.native.machine import Machine
 
 _PACKING = {1: 1.9, 2: 1.6, 3: 1.7, 4: 1.4}  # cycles for a vector of sums, with so many to a block
 _DOT, _LATENCY, _LOAD, _FAR, _TILE = 0.5, 5.0, 0.5, 2.0, 12.0  # cycles; `_FAR`: of a load from the second cache
-_SHORT = 32  # steps of sums, where vectors are halved, behind which a CPU works ahead into the next tile
-_HALVED = {1: 2.1, 2: 1.5, 3: 1.65, 4: 1.0}  # then: cycles for a vector of sums, beyond the products
+_SHORT = 32  # steps of sums behind which an eager CPU works ahead into the next tile
+_EAGER = {1: 2.1, 2: 1.5, 3: 1.65, 4: 1.0}  # then: cycles for a vector of sums, beyond the products
 _SUM, _SHORT_TILE = 0.03, 6.0  # and for each sum that a tile has besides, and for the tile
 _FEW = 48  # channels, below which a vector that is half empty counts
 _FIRST_CACHE = 40000  # bytes of a block's weights that stay there
@@ -72,13 +72,14 @@ def _cycles(pixels: int, vectors: int, steps: int, extra: float, machine: Machin
     """Return about how long a tile takes."""
     if not pixels:
         return 0.0
-    if machine.halved and steps <= _SHORT:
+    if machine.eager and steps <= _SHORT:
         sums = pixels * vectors
         loads = pixels * _LOAD + vectors * 2 * _LOAD
         together = 4 if vectors % 2 else 4 // min(vectors, 4)  # pixels that are packed to bytes at once
         packed = -(-pixels // together) * together * vectors
-        finish = packed * (_HALVED[vectors] + _SUM * sums + extra)
-        return steps * max(2 * sums * _DOT, loads, _LATENCY) + finish + _SHORT_TILE
+        finish = packed * (_EAGER[vectors] + _SUM * sums + extra)
+        products = sums * (2 * _DOT if machine.halved else _DOT)
+        return steps * max(products, loads, _LATENCY) + finish + _SHORT_TILE
     products = pixels * vectors * (2 * _DOT if machine.dot in ("madd", "maddubs") else _DOT)
     far = steps * vectors * machine.width > _FIRST_CACHE
     loads = max((pixels + vectors) * _LOAD, vectors * _FAR if far else 0.0)
@@ -98,7 +99,7 @@ def _narrow_cycles(pixels: int, steps: int, extra: float) -> float:
     """Return about how long a tile of one vector of half the width takes."""
     if not pixels:
         return 0.0
-    finish = -(-pixels // 4) * 4 * (_HALVED[1] + extra) / 2
+    finish = -(-pixels // 4) * 4 * (_EAGER[1] + extra) / 2
     return steps * max(pixels * _LOAD, _LATENCY) + finish + _SHORT_TILE
 
 

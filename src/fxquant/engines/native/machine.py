@@ -34,6 +34,7 @@ class Machine:
     dot: Dot
     bf16: bool = False
     halved: bool = False  # whether instructions run as two, each for half of a vector
+    eager: bool = False  # whether it works ahead into the next tile, if tiles are small
     hosts: tuple[str, ...] = ()  # CPUs by LLVM's names, where features do not tell
     rate: float = 200e9  # products in a second and core, roughly
 
@@ -85,7 +86,8 @@ AVX512 = Machine(
     name="avx512-vnni", triple=_X86, cpu="cascadelake", needs=_AVX512, width=64, registers=32, dot="vpdpbusd"
 )
 AVX512_BF16 = replace(AVX512, name="avx512-bf16", cpu="cooperlake", needs=(*_AVX512, "avx512bf16"), bf16=True)
-ZEN4 = replace(AVX512_BF16, name="avx512-zen4", hosts=("znver4",), halved=True)
+ZEN5 = replace(AVX512_BF16, name="avx512-zen5", hosts=("znver5",), eager=True)
+ZEN4 = replace(ZEN5, name="avx512-zen4", hosts=("znver4",), halved=True)
 AVX512_256 = Machine(
     name="avx512-vnni-256", triple=_X86, cpu="cascadelake", needs=_AVX512, width=32, registers=32, dot="vpdpbusd"
 )
@@ -115,7 +117,7 @@ NEON = Machine(
 NEON_I8MM = replace(
     NEON, name="neon-i8mm", cpu="neoverse-n2", features="+dotprod,+i8mm", needs=("dotprod", "i8mm"), dot="usdot"
 )
-MACHINES = (ZEN4, AVX512_BF16, AVX512, AVX_VNNI, AVX512_256, AVX2, NEON_I8MM, NEON)
+MACHINES = (ZEN5, ZEN4, AVX512_BF16, AVX512, AVX_VNNI, AVX512_256, AVX2, NEON_I8MM, NEON)
 
 
 def runs_here(machine: Machine) -> bool:
