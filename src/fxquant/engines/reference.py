@@ -10,11 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fxquant.engines.hooks import Hooks
-from fxquant.engines.transformed import Transformed, takes
+from fxquant.engines.graph_runner import GraphRunner
 from fxquant.graph import torch_compat
 from fxquant.graph.context import Context
-from fxquant.graph.lowering import Runner
 from fxquant.graph.region import Region, lowering_of, regions
 from fxquant.graph.run_passes import run_passes
 from fxquant.passes.fill_grids import fill_grids
@@ -28,25 +26,11 @@ def run_reference(model: nn.Module) -> nn.Module:
     return model
 
 
-class Plain(Runner):
-    """Runs the graph of a region as it is, and hooks as they come."""
+class Plain(GraphRunner):
+    """Runs the graph of a region as it is."""
 
     engine = "reference"
-
-    def __init__(self) -> None:
-        self.hooks, self.transformed = Hooks(told=True), Transformed()
-
-    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        self.hooks.listen(region)
-        if takes(region):
-            return self.transformed(region, args, kwargs)
-        return region.run_graph(args, kwargs)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Plain, ()
-
-    def renew(self) -> None:
-        self.hooks, self.transformed = Hooks(told=True), Transformed()
+    hooks_cost = False
 
 
 def allow_empty(region: Region, context: Context | None = None) -> None:
