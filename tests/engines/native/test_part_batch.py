@@ -85,7 +85,20 @@ def counts_rows(_: nn.Module, x: Tensor) -> Tensor:
     return (y / y.shape[0] * 12).view(-1, 12, 16) * x.size(0)
 
 
-BODIES = (as_rows, norm_of_rows, windows, attention, parts_of_rows)
+def names_sizes(_: nn.Module, x: Tensor) -> Tensor:
+    """The sizes of a merged tensor are taken apart, and have to be three."""
+    y = x.view(-1, 4, 16)
+    rows, count, width = y.shape
+    y = y.relu().reshape(rows * count, width) + 0.1
+    return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def powers(_: nn.Module, x: Tensor) -> Tensor:
+    y = x.view(-1, 16)
+    return (0.5 * y * (1 + torch.tanh(y + 0.04 * torch.pow(y, 3.0)) + y**2)).view(x.shape)
+
+
+BODIES = (as_rows, norm_of_rows, windows, attention, parts_of_rows, powers, names_sizes)
 OTHERS = (stays_merged, batch_inside, batch_behind, counts_rows)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -62,6 +63,7 @@ def formula(act: Act) -> Callable[[Array], Array]:
 
 SMOOTH = frozenset(("sigmoid", "tanh", "silu", "mish", "gelu", "gelu_tanh", "elu"))  # those that tables are for
 KINDS = SMOOTH | {"relu", "clamp", "leaky_relu", "hardsigmoid", "hardswish"}
+POWERS = (torch.pow, operator.pow, torch.ops.aten.pow.Tensor_Scalar, "pow", "__pow__")  # no kind: they stay in float
 
 
 @functools.lru_cache(maxsize=512)

@@ -10,7 +10,7 @@ from fxquant.engines.native.elementwise import Expr
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import View
 
-_MOST_OPERANDS = 4
+MOST_OPERANDS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ def join(op: str, a: Lazy | float, b: Lazy | float, shape: tuple[int, ...]) -> L
         else:
             parts.append(("const", len(constants)))
             constants.append(float(part))
-    if len(operands) > _MOST_OPERANDS:
+    if len(operands) > MOST_OPERANDS:
         raise Unread("it has too many operands")
     return Lazy(expr=(op, *parts), operands=tuple(operands), constants=tuple(constants), shape=shape, level=level)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fxquant.engines.native.activations import KINDS
+from fxquant.engines.native.activations import KINDS, POWERS
 from fxquant.engines.native.fold_sizes import Values
 from fxquant.graph import torch_compat
 from fxquant.graph.nodes import reads_size
@@ -113,7 +113,7 @@ class _Parter:
     def _rule(self, node: fx.Node) -> Callable[[fx.Node], Call]:
         if node.op == "output":
             raise _Keeps
-        if node.target in (*_EACH, *_SEEN):
+        if node.target in (*_EACH, *_SEEN, *POWERS):
             return self._each
         op = OPS.of_node(node, self.region)
         if op is None or op.kind not in self.rules:
@@ -308,19 +308,25 @@ class _Parter:
         return _as_it_is(node)
 
     def _count(self, node: fx.Node) -> bool:
-        """Let a node that asks how long the axis is count samples; tell whether it is one."""
+        """Let a node that asks for the size of a parted tensor get that of the merged one; tell whether it is one."""
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        place, rank = self.parted[source], len(self.shapes[source])
-        asks = [node] if len(node.args) > 1 and node.op == "call_method" else list(node.users)
-        for each in asks:
-            plain = each is node or each.target is operator.getitem
-            if not plain or type(each.args[1]) is not int or each.args[1] % rank != place.axis:
-                return False
-        for each in asks:
-            with node.graph.inserting_before(each):
-                count = node.graph.call_method("size", (source, place.axis))
-            each.op, each.target, each.args, each.kwargs = "call_function", operator.mul, (count, place.rows), {}
+        place, sizes = self.parted[source], self.shapes[source]
+        axis = node.args[1] if len(node.args) > 1 and node.op == "call_method" else None
+        whole = (node.op == "call_method" and len(node.args) == 1) or node.args[1:] == ("shape",)
+        if (
+            node.kwargs
+            or not isinstance(self.values[node], torch.Size if whole else int)
+            or (not whole and axis is None)
+        ):
+            return False
+        with node.graph.inserting_before(node):
+            count = node.graph.call_method("size", (source, place.axis))
+        if whole:
+            node.args = (count, place.rows, sizes[: place.axis], sizes[place.axis + 1 :])
+            node.op, node.target = "call_function", merged_sizes
+        else:
+            node.op, node.target, node.args = "call_function", operator.mul, (count, place.rows)
         return True
 
     def _norm(self, node: fx.Node) -> bool:
@@ -338,6 +344,11 @@ class _Parter:
         self.places[back] = self.parted[back] = self.places.pop(node)
         self.shapes[back] = self.shapes.pop(node)
         return True
+
+
+def merged_sizes(count: int, rows: int, before: tuple[int, ...], behind: tuple[int, ...]) -> torch.Size:
+    """Return the sizes of a tensor whose axis of samples was parted."""
+    return torch.Size((*before, count * rows, *behind))
 
 
 def _as_it_is(node: fx.Node) -> Call:

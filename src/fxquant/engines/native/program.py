@@ -202,7 +202,10 @@ class Program:
         wanted = {node for node in nodes if node.op == "call_function" and node.target in _CHECKS}
         for node in reversed(nodes):
             if node in wanted and node not in done and node.op not in ("placeholder", "get_attr"):
-                wanted.update(() if reads_size(node) else node.all_input_nodes)
+                known = reads_size(node) and all(
+                    isinstance(self.shapes.get(each), Shape) for each in node.all_input_nodes
+                )
+                wanted.update(() if known else node.all_input_nodes)
                 self.checks.insert(0, node)
 
     def _check(self, env: Env, batch: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
-from fxquant.engines.native.activations import KINDS
+from fxquant.engines.native.activations import KINDS, POWERS
 from fxquant.engines.native.groups import Group, find_group
 from fxquant.engines.native.hand_over import hand_over, run_outside, seen_by_python
 from fxquant.engines.native.lazy import Outside, Value
@@ -20,6 +20,7 @@ from fxquant.engines.native.read_elementwise import (
     read_batch_norm,
     read_binary,
     read_dequantize,
+    read_power,
     read_prelu,
     read_quantize,
     read_same,
@@ -163,6 +164,8 @@ def _handler(reader: Reader, node: fx.Node) -> Handler:
         return read_quantize
     if node.target in torch_compat.DEQUANTIZE_OPS:
         return read_dequantize
+    if node.target in POWERS:
+        return read_power
     op = reader.table.of_node(node, reader.region)
     if op is None or op.kind not in HANDLERS:
         raise Unread("it has no native kernel")

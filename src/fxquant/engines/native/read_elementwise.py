@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from fxquant.engines.native.lazy import Lazy, Outside, Value, join, lazy
+from fxquant.engines.native.lazy import MOST_OPERANDS, Lazy, Outside, Value, join, lazy
 from fxquant.engines.native.ops import pointer
 from fxquant.engines.native.pixels import Planes, quantize_planes
 from fxquant.engines.native.read_acts import act_of, grid_of_quantize, is_channel_quantize
@@ -118,8 +118,30 @@ def read_binary(reader: Reader, node: fx.Node) -> Value:
     found = reader.shapes[node]
     if found.dtype != torch.float32:
         raise Unread("its output is not float32")
-    made = join(op.kind, _operand(reader, first), _operand(reader, second), shape)
-    return settle(reader, made, node)
+    return settle(reader, _joined(reader, op.kind, first, second, shape), node)
+
+
+def _joined(reader: Reader, kind: str, first: object, second: object, shape: tuple[int, ...]) -> Lazy:
+    """Join two operands; those of too many tensors are computed before."""
+    both = [_operand(reader, each) for each in (first, second)]
+    sizes = [len(each.operands) if isinstance(each, Lazy) else 0 for each in both]
+    for each in sorted(range(2), key=lambda index: -sizes[index]):
+        if sum(sizes) > MOST_OPERANDS and sizes[each] > 1:
+            both[each] = lazy(reader.view((first, second)[each]))
+            sizes[each] = 1
+    return join(kind, both[0], both[1], shape)
+
+
+def read_power(reader: Reader, node: fx.Node) -> Value:
+    """x * x, or x * x * x."""
+    exponent = node.args[1] if len(node.args) == 2 and not node.kwargs else None
+    if not isinstance(exponent, (int, float)) or exponent not in (2, 3) or reader.shapes[node].dtype != torch.float32:
+        raise Unread("it has no native kernel")
+    shape, x = reader.shape(node), _tensor(reader, node.args[0])
+    if len(x.operands) > 1:
+        x = lazy(reader.view(node.args[0]))
+    made = join("mul", x, x, shape)
+    return settle(reader, made if exponent == 2 else join("mul", made, x, shape), node)
 
 
 def read_act(reader: Reader, node: fx.Node) -> Value:
