@@ -23,7 +23,7 @@ from fxquant.numerics.affine import sqnr_db
 
 pytest.importorskip("llvmlite")
 
-from fxquant.engines.native import compiler, libraries, program, shot
+from fxquant.engines.native import compiler, libraries, program, runner, shot
 from fxquant.engines.native.runner import NativeRunner
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.threads import Job
@@ -135,6 +135,31 @@ def test_the_same_input_gives_the_same_answer_every_time(prepared: nn.Module, ru
     assert len(runner_of(native).programs) == 4
     copied = copy.deepcopy(native)
     assert all(torch.equal(copied(x), expected) for x, (expected, _) in reversed(list(zip(inputs, first, strict=True))))
+
+
+def test_a_size_that_is_not_used_any_more_gives_its_place(
+    prepared: nn.Module, runs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_PATIENCE", 5)
+    native = fq.convert_fx(prepared, engine=fq.Native(cache=None, sizes=3))
+    used, left, late = (torch.randn(1, 3, size, 9) for size in (5, 6, 7))
+    expected = native(used)
+    native(left)
+
+    def come(count: int) -> list[bool]:
+        found = []
+        for _ in range(count):
+            assert torch.equal(native(used), expected)  # what is in use stays as it is
+            runs.clear()
+            native(late)
+            found.append(bool(runs))
+        return found
+
+    assert not any(come(9)) and all(come(3)[1:])
+    assert len(runner_of(native).programs) == 2
+    runs.clear()
+    native(left)  # there is room again: the example's size did not come, either
+    assert runs and len(runner_of(native).programs) == 3
 
 
 def test_sizes_without_code_are_counted(prepared: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

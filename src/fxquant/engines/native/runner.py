@@ -1,10 +1,11 @@
 """Runs a region in machine code; calls that it does not take run on oneDNN, by the lowered graph.
 
-Code is made when a size first comes, before it is answered, for as many sizes as the settings say; those that come
-after them run on oneDNN for good. So a model gives the same answer to the same input every time, although machine code
-and oneDNN round some values to different steps. Code belongs to this process. A region whose tensors or modes change
-gets new code; with hooks, for gradients, or under a mode of torch the lowered graph runs. Once its ops are written
-down, as a trace, it always does.
+Code is made when a size first comes, before it is answered, for as many sizes as the settings say; others run on oneDNN
+until one of these was not used for long (`_PATIENCE`), whose place the next one takes. So sizes that are in use give
+the same answer to the same input every time, although machine code and oneDNN round some values to different steps,
+and a model that sees many sizes does not compile at every call. Code belongs to this process. A region whose tensors
+or modes change gets new code; with hooks, for gradients, or under a mode of torch the lowered graph runs. Once its ops
+are written down, as a trace, it always does.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ from fxquant.graph.standing import Standing
 log = logging.getLogger("fxquant")
 
 _WRITTEN = "torch.jit.trace or torch.export wrote down torch's ops, and it gives what they give since then"
-_MANY = "Code is made for the first sizes that come; engine=fxquant.Native(sizes=...) says for how many."
+_MANY = "Code is made for a number of sizes, those in use; engine=fxquant.Native(sizes=...) says for how many."
+_PATIENCE = 1000  # calls of sizes without code, in which a size with code has to come to keep it
 
 
 class _NotHere(Exception):
@@ -83,6 +85,8 @@ class NativeRunner(Runner):
         self.programs: dict[Key, Program] = {}
         self.refused: dict[Key, str] = {}
         self.again = Again()
+        self.used: set[Key] = set()  # sizes that came since there was last looked for room
+        self.waited = 0  # calls since then of sizes that have no room
         self.by_row: bool | None = None  # whether all rows of the inputs are treated alike
         cache = self.settings.cache
         self.libraries = Libraries(Cache(None if cache is None else Path(cache)))
@@ -159,6 +163,7 @@ class NativeRunner(Runner):
         if torch.is_grad_enabled() and self._for_gradients(inputs):
             return self._pass_on(region, args, kwargs, "where gradients are asked for: use torch.no_grad()")
         program = self.programs.get(key)
+        self.used.add(key)
         if self.listener is not None:
             self.listener(program, inputs)
         try:
@@ -220,12 +225,13 @@ class NativeRunner(Runner):
         """Return the program of a size; it is made, unless there are enough of other sizes."""
         with self._lock:
             if (program := self.programs.get(key)) is not None:
+                self.used.add(key)
                 return program
             if key not in self.refused and unknown_code(region):
                 self.refused[key] = unknown_code(region)
             if key in self.refused:
                 raise _NotHere("for inputs of some sizes", self.refused[key])
-            if key not in self.known and len({*self.known, *self.refused}) >= self.settings.sizes:
+            if key not in self.known and not self._has_room():
                 raise _NotHere("for inputs of further sizes", _MANY)
             try:
                 self.programs[key] = self._first(region, key, inputs)
@@ -236,6 +242,22 @@ class NativeRunner(Runner):
                 raise _NotHere("for inputs of some sizes", str(error)) from error
             self.known[key] = None
             return self.programs[key]
+
+    def _has_room(self) -> bool:
+        """Tell whether one more size may have code; from time to time, sizes that did not come any more give theirs."""
+        held = {*self.known, *self.refused}
+        if len(held) < self.settings.sizes:
+            return True
+        self.waited += 1
+        if self.waited < _PATIENCE:
+            return False
+        for key in held - self.used:
+            self.known.pop(key, None)
+            self.refused.pop(key, None)
+            self.programs.pop(key, None)
+        self.waited, self.used = 0, set()
+        self.again = Again()  # it answers calls without that they are seen here
+        return len({*self.known, *self.refused}) < self.settings.sizes
 
     def _first(self, region: Region, key: Key, inputs: list[object]) -> Program:
         """Make the program for a size, and compare it with the graph, unless that was done before."""

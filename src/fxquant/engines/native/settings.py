@@ -16,7 +16,7 @@ class Native:
     `cache` is the directory that compiled code and packed weights are kept in, None keeps none. It is used only if it
     is the user's alone.
     `sizes` says for how many sizes and layouts of inputs a region may have code, each with a copy of the weights. They
-    get it in the order in which they come, and others run on oneDNN.
+    get it in the order in which they come, and others run on oneDNN until one of these is not used any more.
 
     Example:
         >>> fq.Native(cache=None, sizes=1).sizes
