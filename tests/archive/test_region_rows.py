@@ -275,3 +275,34 @@ def test_modules_that_are_never_called_take_no_floats_in_the_file(branching: boo
     assert len(notes) == 2
     assert all("never called" in why or "not reached" in why for why in notes.values())
     assert fq.explain(quantized).int8_share == 1.0
+
+
+@fq.wrap()
+def tuple_of(y: Tensor) -> tuple[Tensor, ...]:
+    return (y, y + 1) if float(y.sum()) < 1e9 else (y,)
+
+
+@fq.wrap()
+def list_of(y: Tensor) -> list[Tensor]:
+    return list(tuple_of(y))
+
+
+class Joined(nn.Module):
+    """Adds what the user's own code returned to a tuple, or a list, of its own."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.kind, self.fc = kind, nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.fc(x)
+        first, rest = ((y * 2,), tuple_of(y)) if self.kind is tuple else ([y * 2], list_of(y))
+        return first + rest[1:]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_what_code_returns_is_added_to(kind: type, tmp_path: Path) -> None:
+    model, x = Joined(kind).eval(), torch.randn(4, 8)
+    quantized = fq.quantize(model, [x])
+    loaded = fq.load(fq.save(quantized, tmp_path / "m.fq"), noise(model))
+    assert isinstance(loaded(x), kind) and same(loaded(x), quantized(x))

@@ -28,6 +28,7 @@ TAILS: dict[str, Callable[[Tensor], object]] = {
     "others": lambda y: (y.topk(2).indices, torch.sort(y).values, y.aminmax().max, torch.linalg.qr(y).R),
     "svd": lambda y: torch.linalg.svd(y).S,
     "shifts": lambda y: (y.long() << 2, (y * 100).int() >> 1),
+    "type": lambda y: (y.type(torch.int64), (y > 0).type(y.dtype), y.type(dtype=torch.float64)),
     "complex": lambda y: (torch.fft.fft(y) * 1j).real + torch.exp(complex(0.5, 2) * y).imag,
 }
 

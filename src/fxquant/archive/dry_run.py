@@ -8,6 +8,7 @@ what the file recorded of the node, or a value that is not known; what is comput
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -174,6 +175,8 @@ class _Run:
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if _is_code(node.target):
             return self._recorded(node)
+        if node.target is operator.add and {type(arg) for arg in args} == {list, tuple}:
+            return [*args[0], *args[1]]  # type: ignore[misc]  # a record does not say which of them code gave
         if "device" in kwargs or _word(node) in _MAKERS:
             kwargs = {**kwargs, "device": "meta"}
         return node.target(*args, **kwargs)  # type: ignore[operator]

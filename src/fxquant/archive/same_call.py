@@ -2,6 +2,7 @@
 
 torch.max(x, 1).values   ->  torch.max(x, 1)[0]     files read no attributes but those of tensors
 x << 1                   ->  x.__lshift__(1)        a method of tensors, as `<<` also makes numbers of any length
+x.type(torch.float32)    ->  x.to(torch.float32)    without a dtype, `type` gives a string
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ def same_call(
     node: fx.Node, op: str, target: object, args: tuple[object, ...]
 ) -> tuple[str, object, tuple[object, ...]]:
     """Return (op, target, arguments) of what a node is stored as."""
+    if node.op == "call_method" and node.target == "type" and (node.args[1:] or node.kwargs):
+        return op, "to", args
     source = node.args[0] if node.op == "call_function" and node.args else None
     if not isinstance(source, fx.Node) or len(node.args) != 2:
         return op, target, args
