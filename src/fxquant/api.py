@@ -42,6 +42,7 @@ from fxquant.flows.eaten import find_eaten, warn_eaten
 from fxquant.flows.mixed_batches import fullest_call
 from fxquant.graph.check_model import refuse_other
 from fxquant.graph.hooks import warn_of_lost_hooks
+from fxquant.graph.lowering import await_first_call
 from fxquant.precision.auto import Kept, Made, Precision, assured, check_precision
 from fxquant.quantize_fx import convert_fx, prepare_fx
 from fxquant.targets import by_name
@@ -254,7 +255,9 @@ def load(
     path = Path(path) / MODEL_FILE if os.path.isdir(path) else Path(path)  # Path.is_dir raises for long names
     model = read_archive(path, float_model)
     try:
-        return apply_engine(model, engine)
+        made = apply_engine(model, engine)
+        await_first_call(made, path)  # those that "auto" measures are not the user's
+        return made
     except ArchiveError:
         raise
     except Exception as error:  # of a kernel or a runtime that cannot take what the checks of the file let through

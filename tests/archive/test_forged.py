@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
 from forge.crafted import crafted
+from forge.defaults import of_defaults
 from forge.files import File, forged, inputs, read, write, write_bases
 from forge.growth import rows
 from forge.lies import of_lies
@@ -63,6 +64,16 @@ def test_what_is_no_plain_file_is_not_opened(tmp_path: Path) -> None:
     for path in (tmp_path / "pipe.fq", Path("/dev/zero")):
         with pytest.raises(fq.ArchiveError, match="no plain file"):
             fq.load(path)
+
+
+@torch.no_grad()
+def test_calls_that_are_measured_are_not_the_first(bases: dict[str, File], tmp_path: Path) -> None:
+    """Those of "auto" go by an example, with all arguments; what a call of the user's raises is the file's as well."""
+    change = next(change for name, _, change in of_defaults() if name.endswith("torch.div rounds to trunc"))
+    write(forged(bases["conv"], change), tmp_path / "measured.fq")
+    model = fq.load(tmp_path / "measured.fq", engine="auto")
+    with pytest.raises(fq.ArchiveError, match="first call"):
+        model(inputs("conv"))
 
 
 @torch.no_grad()

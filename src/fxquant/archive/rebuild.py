@@ -23,9 +23,10 @@ from fxquant.capture.piecewise.functional import Spelling, read_as_weights
 from fxquant.errors import ArchiveError
 from fxquant.files import Json
 from fxquant.graph.clone_tree import clone_tree
+from fxquant.graph.lowering import await_first_call
 from fxquant.graph.own import copy_model
 from fxquant.graph.paths import find_module, join_path, set_submodule
-from fxquant.graph.region import lowering_of, regions
+from fxquant.graph.region import regions
 from fxquant.graph.tree import Tree, place_regions, set_tree
 from fxquant.modules.substitute import FORMS
 from fxquant.passes.fill_grids import fill_grids
@@ -68,8 +69,7 @@ def rebuild(header: Json, tensors: dict[str, Tensor], float_model: nn.Module | N
         region.graph.eliminate_dead_code()  # or one engine would run what another takes out
         fill_grids(region)
     dry_run(made, sum(tensor.nbytes for tensor in tensors.values()))
-    for _, region in regions(made):
-        lowering_of(region).source = str(source)
+    await_first_call(made, source)
     return made
 
 

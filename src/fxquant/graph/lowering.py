@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from fxquant.errors import InputError
 from fxquant.graph.encode import EncodedGraph, decode_graph
 from fxquant.graph.paths import free_path
-from fxquant.graph.region import Region, lowering_of, set_lowering, stage_of
+from fxquant.graph.region import Region, lowering_of, regions, set_lowering, stage_of
 from fxquant.graph.region_parts import Stage
 from fxquant.graph.standing import Standing
 
@@ -159,6 +159,12 @@ def add_kernels(region: Region, kernels: nn.Module) -> None:
     lowering.kernel_path = free_path(region, "kernels")
     region.add_module(lowering.kernel_path, kernels)
     region.__dict__[lowering.kernel_path] = kernels  # found without a search through the tables of children
+
+
+def await_first_call(model: nn.Module, source: object) -> None:
+    """Let the next call of each region be the first of a model from a file (see call_lowered.py)."""
+    for _, region in regions(model):
+        lowering_of(region).source = str(source)
 
 
 def run_instead(region: Region, forward: Callable[..., object]) -> None:
