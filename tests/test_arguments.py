@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import io
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -172,3 +174,56 @@ def test_fuse_fx_takes_float_models(stage: str) -> None:
     made = made if stage == "prepared" else fq.convert_fx(made)
     with pytest.raises(fq.StageError, match=f"fuse_fx got a model that is already {stage}"):
         fq.fuse_fx(made)
+
+
+def prepared() -> nn.Module:
+    return fq.prepare_fx(net(), fq.get_default_qconfig_mapping(), (torch.randn(2, 4),))
+
+
+MAPPING = fq.get_default_qconfig_mapping()
+X = torch.randn(2, 4)
+WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a class as a rule": (lambda a: fq.prepare_fx(net(), nn.Linear, (X,)), "type is not a qconfig mapping"),
+    "example_kwargs": (lambda a: fq.prepare_fx(net(), MAPPING, (X,), example_kwargs=a), r"example_kwargs=5.*a dict"),
+    "concrete_args": (lambda a: fq.prepare_fx(net(), MAPPING, (X,), concrete_args=a), r"concrete_args=5.*a dict"),
+    "sizes": (lambda a: fq.prepare_fx(net(), MAPPING, (X,), sizes=a), "expected one of 'example', 'any'"),
+    "method": (lambda a: fq.prepare_qat_fx(net().train(), MAPPING, (X,), method=a), "'auto', 'symbolic', 'export'"),
+    "num_batches": (lambda a: fq.calibrate(prepared(), [X], num_batches=-a), "num_batches=-5.*1 or more"),
+    "a text for num_batches": (lambda a: fq.calibrate(prepared(), [X], num_batches=str(a)), "a whole number"),  # type: ignore[arg-type]
+    "num_batches of compare": (lambda a: fq.compare(net(), prepared(), [X], num_batches=-a), "1 or more"),
+    "num_batches of check": (lambda a: fq.check(net(), prepared(), [X], num_batches=-a), "1 or more"),
+    "least": (lambda a: fq.check(net(), prepared(), [X], least=str(a)), "expected a number"),  # type: ignore[arg-type]
+    "num_batches of sensitivity": (lambda a: fq.sensitivity(net(), [X], num_batches=-a), "1 or more"),
+    "budget": (lambda a: fq.quantize(net(), [X], budget=str(a)), r"quantize\(budget='5'\): expected a number"),  # type: ignore[arg-type]
+    "effort": (lambda a: fq.quantize(net(), [X], effort=[a]), "Known: 'fast', 'balanced', 'best'"),  # type: ignore[arg-type]
+    "path of save": (lambda a: fq.save(fq.quantize(net(), [X]), a), "path=5.*a text, or a path"),
+    "path of load": (lambda a: fq.load(a), r"path=5.*a text, or a path"),
+    "path of a target": (lambda a: fq.load_target(a), "a text, or a path"),
+    "rates": (lambda a: fq.parameter_groups(net(), lr=a, range_lr=math.nan, weight_decay=a), "range_lr=nan.*0 or more"),
+    "grids of places": (lambda a: fq.QConfig(input=(a,)), 'a Spec, "float" or None'),  # type: ignore[arg-type]
+    "workers": (lambda a: fq.Processes(workers=str(a)), "a whole number"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_arguments_of_another_kind_are_told_what_is(name: str) -> None:
+    call, told = WRONG[name]
+    with pytest.raises(fq.ConfigError, match=told):
+        call(5)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        fq.boundary_qparams,
+        lambda model: fq.check_target(model, "x86"),
+        fq.freeze_bn_stats,
+        fq.unfreeze_bn_stats,
+        fq.freeze_observers,
+        fq.unfreeze_observers,
+        lambda model: fq.parameter_groups(model, lr=1.0, range_lr=1.0, weight_decay=0.0),
+    ],
+)
+def test_what_is_no_module_is_refused(call: Callable[[Any], object]) -> None:
+    with pytest.raises(fq.CaptureError, match="got a NoneType, which is no module"):
+        call(None)

@@ -25,6 +25,7 @@ from fxquant.arguments import (
 )
 from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.run_untraced import evaluating
+from fxquant.config.check_fields import check_arguments
 from fxquant.config.custom_config import ConvertCustomConfig
 from fxquant.config.qconfig_mapping import QConfigMapping
 from fxquant.config.target import Target
@@ -106,6 +107,7 @@ def quantize(
     converting = take_converting(further, quantize)
     model = as_plain(model, "quantize", training=False)
     refuse_prepared(model, "quantize")
+    check_arguments(quantize, budget=budget)
     check_precision(precision, budget)
     example, data = _example(model, calibration_data, example_inputs, example_kwargs, further)
     target = _target(target, engine)
@@ -227,6 +229,7 @@ def save(model: nn.Module, path: str | Path) -> Path:
         'net.fq'
     """
     refuse_other(model, "save")
+    check_arguments(save, path=path)
     target = Path(path)
     refuse_exported(target, ArchiveError)
     warn_of_lost_hooks(model, "save")
@@ -252,6 +255,7 @@ def load(
         torch.Size([2, 4])
     """
     check_engine(engine)
+    check_arguments(load, path=path)
     path = Path(path) / MODEL_FILE if os.path.isdir(path) else Path(path)  # Path.is_dir raises for long names
     model = read_archive(path, float_model)
     try:

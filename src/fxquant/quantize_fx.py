@@ -39,6 +39,7 @@ from fxquant.capture.canonical.bake import pruned
 from fxquant.capture.guards import guard_rank
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.capture_with_config import capture_with_config, open_regions
+from fxquant.config.check_fields import check_arguments
 from fxquant.config.custom_config import (
     ConvertCustomConfig,
     FuseCustomConfig,
@@ -154,6 +155,7 @@ def prepare_fx(
     if model.training:
         raise StageError("prepare_fx is for post-training quantization: call model.eval() first.")
     refuse_prepared(model, "prepare_fx")
+    check_arguments(prepare_fx, example_kwargs=example_kwargs, concrete_args=concrete_args, method=method, sizes=sizes)
     rules = read_rules(qconfig_mapping, target, "calibration")
     _refuse_training(rules)
     custom = either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config")
@@ -200,6 +202,9 @@ def prepare_qat_fx(
             "prepare_qat_fx prepares a model for training: call model.train() first. "
             "For a model that is not trained any more, use prepare_fx and calibrate."
         )
+    check_arguments(
+        prepare_qat_fx, example_kwargs=example_kwargs, concrete_args=concrete_args, method=method, sizes=sizes
+    )
     rules = read_rules(qconfig_mapping, target, "qat")
     if not rules.is_training and not rules.has_setters:
         raise ConfigError(

@@ -48,6 +48,6 @@ EFFORTS: Mapping[str, tuple[Algorithm, ...]] = MappingProxyType({"fast": FAST, "
 
 def by_effort(effort: str) -> tuple[Algorithm, ...]:
     """Return the algorithms of `quantize(effort=...)`, in their order."""
-    if effort not in EFFORTS:
+    if not isinstance(effort, str) or effort not in EFFORTS:
         raise ConfigError(f"effort={effort!r} is unknown. Known: {', '.join(map(repr, EFFORTS))}.")
     return EFFORTS[effort]

@@ -1,4 +1,4 @@
-"""Whether the fields of a value have what their annotations say, for values that users write.
+"""Whether the fields of a value and the arguments of a call, which users write, are what their annotations say.
 
 Lists will do for tuples and sets; they are kept as what the annotation says, which nobody changes from outside.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import enum
 import functools
+import os
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fxquant.config.forms import closest
@@ -31,6 +34,18 @@ def check_fields(value: object) -> None:
             raise ConfigError(f"{cls.__name__}({name}={given!r:.80}): expected {_told(kind)}.{near}")
         if make is not None and given is not None:
             object.__setattr__(value, name, make(given))  # values are frozen
+
+
+def check_arguments(call: Callable[..., object], *, at_least: float | None = None, **given: object) -> None:
+    """Raise a ConfigError about the first argument of a call that is something else, or a number below `at_least`."""
+    named = types.SimpleNamespace(__annotations__={name: call.__annotations__[name] for name in given})
+    for name, kind in get_type_hints(named, vars(sys.modules[call.__module__])).items():
+        value, choices = given[name], [choice for choice in _choices(kind) if isinstance(choice, str)]
+        small = at_least is not None and isinstance(value, (int, float)) and not value >= at_least
+        if small or not _test(kind)(value):
+            near = closest(value, choices) if isinstance(value, str) else ""
+            told = f"{at_least} or more" if small else _told(kind)
+            raise ConfigError(f"{call.__name__}({name}={value!r:.80}): expected {told}.{near}")
 
 
 @functools.cache  # values are made often, and reading annotations takes long
@@ -82,6 +97,8 @@ def _test(kind: object) -> Test:
         return lambda given: isinstance(given, type) and issubclass(given, args[0])
     if origin is Callable:
         return callable
+    if origin is os.PathLike or kind is Path:
+        return lambda given: isinstance(given, os.PathLike)
     assert isinstance(kind, type)
     if kind in (int, float):
         return lambda given: isinstance(given, (int, kind)) and not isinstance(given, bool)
@@ -108,13 +125,15 @@ def _told(kind: object) -> str:
     if origin is frozenset:
         return f"a set, each {_told(args[0])}"
     if origin is Mapping:
-        return f"a dict, for each key {_told(args[1])}"
+        return "a dict" if args[1] is object else f"a dict, for each key {_told(args[1])}"
     if origin in (list, Sequence):
         return f"a list, each {_told(args[0])}"
     if origin is type:
         return f"a class derived from {args[0].__name__}"
     if origin is Callable:
         return "a function"
+    if origin is os.PathLike or kind is Path:
+        return "a path"
     assert isinstance(kind, type)
     if issubclass(kind, enum.Enum):
         return f"one of {', '.join(map(str, kind))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, cast
@@ -42,14 +43,15 @@ class QConfig:
             object.__setattr__(self, "input", tuple(sorted(self.input.items(), key=lambda item: item[0])))
         for field in ("activation", "weight", "bias"):
             value = getattr(self, field)
-            if value is not None and not isinstance(value, Spec) and (field, value) not in _WORDS:
+            word = isinstance(value, str) and (field, value) in _WORDS
+            if value is not None and not isinstance(value, Spec) and not word:
                 read = read_factory(value, field)
                 object.__setattr__(self, field, read)
         for field in ("output", "input"):
             value = getattr(self, field)
-            values = [item for _, item in value] if isinstance(value, tuple) else [value]
-            for item in values:
-                if item is not None and item != "float" and not isinstance(item, Spec):
+            pairs = isinstance(value, tuple) and all(isinstance(item, tuple) and len(item) == 2 for item in value)
+            for item in [item for _, item in value] if pairs else [value]:
+                if not isinstance(item, (Spec, str, types.NoneType)) or (isinstance(item, str) and item != "float"):
                     raise ConfigError(f'QConfig({field}={item!r}): expected a Spec, "float" or None.')
         for field in ("activation", "output", "input"):
             for spec in self._specs(field):

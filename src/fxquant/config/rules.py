@@ -100,7 +100,7 @@ class Rules:
         elif hasattr(source, "global_qconfig") and hasattr(source, "module_name_qconfigs"):
             self.mapping = _read_foreign(source)
             self._foreign = True
-        elif callable(source) or (isinstance(source, tuple) and source and all(map(callable, source))):
+        elif _is_rule(source) or (isinstance(source, tuple) and source and all(map(_is_rule, source))):
             self._setters = source if isinstance(source, tuple) else (source,)
             _check_order(self._setters)
             self.mapping = QConfigMapping()
@@ -276,10 +276,15 @@ def _check_order(setters: tuple[Setter, ...]) -> None:
             )
 
 
+def _is_rule(source: object) -> bool:
+    """Tell whether something can be asked as a rule: a class would be made, and its object taken for the answer."""
+    return callable(source) and not isinstance(source, type)
+
+
 def _check_items(source: tuple[object, ...]) -> None:
     """Raise for what cannot stand in a tuple of rules."""
     for index, item in enumerate(source):
-        if not callable(item):
+        if not _is_rule(item):
             raise ConfigError(
                 f"rule {index} of {len(source)} is a {type(item).__name__}. A tuple of rules holds fxquant.templates "
                 "and callables (name, kind, op) -> QConfig; a QConfigMapping, a dict or a QConfig goes alone."

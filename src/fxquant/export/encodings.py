@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx, nn
 
+from fxquant.config.check_fields import check_arguments
 from fxquant.errors import ConfigError
 from fxquant.export.reference import reference_of
 from fxquant.files import replacing
@@ -39,6 +40,7 @@ def export_json(model: nn.Module, path: str | os.PathLike[str]) -> Path:
         >>> fq.export_json(fq.quantize(model, loader), "net.json").name
         'net.json'
     """
+    check_arguments(export_json, path=path)
     file = Path(path)
     if not file.parent.is_dir():
         raise ConfigError(f"export_json cannot write {str(file)!r}: there is no directory {str(file.parent)!r}.")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from fxquant.capture.untouched.snapshot import left_as_it_was
+from fxquant.config.check_fields import check_arguments
 from fxquant.errors import CalibrationError, StageError
 from fxquant.flows.mixed_batches import warn_of_lengths
 from fxquant.flows.name_batch import naming_batch, shapes_of
@@ -51,6 +52,7 @@ def calibrate(
         >>> quantized = fq.convert_fx(fq.calibrate(prepared, loader))
     """
     refuse_other(prepared, "calibrate")
+    check_arguments(calibrate, at_least=1, num_batches=num_batches)
     if isinstance(prepared, Waiting):
         batch, data = peek(data)
         args, kwargs = as_example(batch, prepared)

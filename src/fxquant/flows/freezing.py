@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import nn
 
 from fxquant.errors import ConfigError
+from fxquant.graph.check_model import refuse_other
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.weights.fold_norm import FROZEN, BatchNorm
 
@@ -19,6 +20,7 @@ def freeze_bn_stats(model: nn.Module) -> None:
         >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping(), (loader[0],))
         >>> fq.freeze_bn_stats(prepared)  # after the first epochs
     """
+    refuse_other(model, "freeze_bn_stats")
     for norm in model.modules():
         if isinstance(norm, BatchNorm) and FROZEN not in norm.__dict__:
             norm.__dict__[FROZEN] = norm.register_forward_pre_hook(_use_running).id
@@ -32,6 +34,7 @@ def unfreeze_bn_stats(model: nn.Module) -> None:
         >>> fq.freeze_bn_stats(prepared)
         >>> fq.unfreeze_bn_stats(prepared)
     """
+    refuse_other(model, "unfreeze_bn_stats")
     for norm in model.modules():
         if isinstance(norm, BatchNorm) and FROZEN in norm.__dict__:
             norm._forward_pre_hooks.pop(norm.__dict__.pop(FROZEN), None)
@@ -48,6 +51,7 @@ def freeze_observers(model: nn.Module) -> None:
         >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping(), (loader[0],))
         >>> fq.freeze_observers(prepared)  # ranges stay as they are from here
     """
+    refuse_other(model, "freeze_observers")
     _observe(model, False)
 
 
@@ -59,6 +63,7 @@ def unfreeze_observers(model: nn.Module) -> None:
         >>> fq.freeze_observers(prepared)
         >>> fq.unfreeze_observers(prepared)
     """
+    refuse_other(model, "unfreeze_observers")
     _observe(model, True)
 
 

@@ -17,10 +17,12 @@ import torch
 from rich.progress import Progress
 from torch import Tensor, nn
 
+from fxquant.config.check_fields import check_arguments
 from fxquant.errors import CalibrationError, ConfigError, StageError
 from fxquant.flows.calibrate import run_batch
 from fxquant.flows.checkpoint import Resumable, resume, write_checkpoint
 from fxquant.flows.freezing import FreezeSchedule
+from fxquant.graph.check_model import refuse_other
 from fxquant.graph.region import regions, stage_of
 from fxquant.graph.region_parts import Stage
 from fxquant.numerics.distributed.agree import agree_on_mean, world_size
@@ -110,6 +112,8 @@ def parameter_groups(model: nn.Module, lr: float, range_lr: float, weight_decay:
         >>> groups = fq.parameter_groups(prepared, lr=1e-3, range_lr=1e-2, weight_decay=1e-4)
         >>> optimizer = torch.optim.AdamW(groups)
     """
+    refuse_other(model, "parameter_groups")
+    check_arguments(parameter_groups, at_least=0, lr=lr, range_lr=range_lr, weight_decay=weight_decay)
     weights: list[Tensor] = []
     vectors: list[Tensor] = []
     ranges: list[Tensor] = []

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fxquant.errors import StageError
+from fxquant.graph.check_model import refuse_other
 from fxquant.graph.grid import QParams
 from fxquant.graph.paths import find_module
 from fxquant.graph.region import Region, preparation_of, regions, stage_of
@@ -71,6 +72,7 @@ def boundary_qparams(model: torch.nn.Module) -> Boundary:
         >>> fq.boundary_qparams(fq.quantize(model, loader)).inputs  # none are integers, unless asked for
         {}
     """
+    refuse_other(model, "boundary_qparams")
     region = next((region for path, region in regions(model) if not path), None)
     if region is None or stage_of(region) is not Stage.CONVERTED:
         raise StageError("boundary_qparams needs a model from convert_fx: the grids are known after conversion.")

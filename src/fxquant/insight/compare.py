@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from fxquant.capture.untouched.snapshot import left_as_it_was
+from fxquant.config.check_fields import check_arguments
 from fxquant.errors import CalibrationError
 from fxquant.flows.calibrate import peek, run_batch
 from fxquant.flows.name_batch import naming_batch
@@ -51,6 +52,7 @@ def compare(
         >>> found.output_sqnr > 20
         True
     """
+    check_arguments(compare, at_least=1, num_batches=num_batches, concrete_args=concrete_args)
     batch, data = peek(data)
     sides = set_side_by_side(float_model, quantized, batch, concrete_args or {}, "compare")
     return compare_sides(sides, itertools.islice(data, num_batches))

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import nn
 
+from fxquant.config.check_fields import check_arguments
 from fxquant.errors import ArchiveError, ConfigError
 from fxquant.files import Json, replacing
 from fxquant.integers.check_program import check_program
@@ -39,6 +40,7 @@ def dump_integers(model: nn.Module, directory: str | os.PathLike[str], example_i
     Example:
         >>> made = fq.dump_integers(fq.quantize(model, loader, target="generic"), "dump", loader[0])
     """
+    check_arguments(dump_integers, directory=directory)
     folder = Path(directory)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"dump_integers cannot write to {str(folder)!r}: it is a file. Give a directory.")

@@ -16,6 +16,7 @@ from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.run_untraced import copy_inputs, evaluating
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.capture.untouched.written import parameters_kept
+from fxquant.config.check_fields import check_arguments
 from fxquant.errors import CalibrationError, ConfigError, FxQuantError, StageError
 from fxquant.flows.calibrate import check_data
 from fxquant.graph.first_call import refuse_waiting
@@ -147,6 +148,8 @@ def check(
         >>> fq.check(model, fq.quantize(model, loader), loader).passed
         True
     """
+    check_arguments(check, at_least=1, num_batches=num_batches)
+    check_arguments(check, least=least, concrete_args=concrete_args)
     if not math.isfinite(least):
         raise ConfigError(f"check(least={least!r}): expected a number of dB, such as 20.0.")
     plain = as_plain(float_model, "check", training=False)

@@ -21,6 +21,7 @@ from fxquant.config.target import Target, bias_form
 from fxquant.errors import StageError
 from fxquant.export.encodings import Encoding
 from fxquant.export.reference import reference_of
+from fxquant.graph.check_model import refuse_other
 from fxquant.graph.nodes import tensor_info
 from fxquant.graph.region import regions, stage_of
 from fxquant.graph.region_parts import Stage
@@ -56,6 +57,7 @@ def check_target(model: nn.Module, target: Target | str) -> tuple[Violation, ...
         >>> fq.check_target(fq.quantize(model, loader, target="tflite", engine="reference"), "tflite")
         ()
     """
+    refuse_other(model, "check_target")
     if any(stage_of(region) is not Stage.CONVERTED for _, region in regions(model)) or not any(regions(model)):
         raise StageError("check_target needs a model from convert_fx or quantize. Convert it first.")
     hardware = by_name(target)

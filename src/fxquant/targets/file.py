@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fxquant.config.check_fields import check_arguments
 from fxquant.config.forms import closest
 from fxquant.config.limits import Grids, Kernel, Position, Shapes
 from fxquant.config.read_yaml import read_yaml
@@ -34,6 +35,7 @@ def load_target(path: str | os.PathLike[str]) -> Target:
         >>> _ = open("chip.yaml", "w").write("name: chip\\nbase: tflite\\n")
         >>> quantized = fq.quantize(model, loader, target=fq.load_target("chip.yaml"))
     """
+    check_arguments(load_target, path=path)
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")

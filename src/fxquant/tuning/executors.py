@@ -106,6 +106,9 @@ class Processes:
     _busy: list[_Worker] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("workers", "threads"):
+            if type(getattr(self, name)) is not int:
+                raise ConfigError(f"Processes({name}={getattr(self, name)!r:.80}): expected a whole number.")
         if self.workers < 1 or self.threads < 1:
             raise ConfigError(f"Processes(workers={self.workers}, threads={self.threads}): expected 1 or more of each.")
         if self.start_method not in multiprocessing.get_all_start_methods():

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from fxquant.arguments import check_calibrated
 from fxquant.capture.run_untraced import evaluating
 from fxquant.capture.untouched.snapshot import Snapshot
+from fxquant.config.check_fields import check_arguments
 from fxquant.config.rules import Rules
 from fxquant.config.target import Target
 from fxquant.errors import ConfigError
@@ -132,6 +133,7 @@ def sensitivity(
         ['activation', 'weight']
     """
     refuse_other(model, "sensitivity")
+    check_arguments(sensitivity, at_least=1, num_batches=num_batches)
     check_data(data)
     batches = list(itertools.islice(data, num_batches))
     if not batches:
