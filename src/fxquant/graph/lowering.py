@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from fxquant.errors import InputError
 from fxquant.graph.encode import EncodedGraph, decode_graph
 from fxquant.graph.paths import free_path
-from fxquant.graph.region import Region, lowering_of, regions, set_lowering, stage_of
+from fxquant.graph.region import Region, lowering_of, regions, set_lowering, stage_of, swap_instead
 from fxquant.graph.region_parts import Stage
 from fxquant.graph.standing import Standing
 
@@ -169,13 +169,13 @@ def await_first_call(model: nn.Module, source: object) -> None:
 
 def run_instead(region: Region, forward: Callable[..., object]) -> None:
     """Let a region run a function of itself in the place of its graph."""
-    region._region.instead = forward
+    swap_instead(region, forward)
     region.__dict__["forward"] = types.MethodType(forward, region)
 
 
 def run_own_graph(region: Region) -> None:
     """Undo `run_instead`. A forward that the user put there stays."""
-    own, region._region.instead = region._region.instead, None
+    own = swap_instead(region, None)
     if own is not None and getattr(region.__dict__.get("forward"), "__func__", None) is own:
         del region.__dict__["forward"]
 

@@ -347,6 +347,12 @@ def set_lowering(region: Region, lowering: Lowering) -> None:
     region._region.lowering = lowering
 
 
+def swap_instead(region: Region, forward: Callable[..., object] | None) -> Callable[..., object] | None:
+    """Note what a region runs in the place of its graph, or None, and return what it ran so until now."""
+    before, region._region.instead = region._region.instead, forward
+    return before
+
+
 def stage_of(region: Region) -> Stage:
     """Tell how far a region has come, by what it knows."""
     return region._region.stage
