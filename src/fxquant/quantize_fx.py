@@ -64,8 +64,9 @@ from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
 from fxquant.graph.first_call import Prepare, Waiting, waiting, waiting_converted
 from fxquant.graph.hooks import warn_of_traced_hooks
+from fxquant.graph.late_code import make_code
 from fxquant.graph.own import copy_model
-from fxquant.graph.region import Region, make_code, origin_of, set_origin, stage_of
+from fxquant.graph.region import Region, origin_of, set_origin, stage_of
 from fxquant.graph.region_parts import Stage
 from fxquant.graph.run_passes import run_passes
 from fxquant.tables.explain import explain

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
-from fxquant.graph.late_code import outdate
+from fxquant.graph.late_code import make_code, outdate
 from fxquant.graph.lowering import reference_graph, unlower
 from fxquant.graph.region import (
     Region,
     engine_of,
     kernel_path_of,
     lowering_of,
-    make_code,
     origin_of,
     preparation_of,
     runner_of,

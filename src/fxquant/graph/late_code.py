@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 CODE = ("_code", "_lineno_map", "_prologue_start")  # what GraphModule.recompile keeps beside `forward`
 
@@ -19,6 +19,13 @@ def outdate(module: fx.GraphModule) -> None:
 def is_outdated(module: fx.GraphModule) -> bool:
     """Tell whether the code of a graph is still to be made."""
     return isinstance(type(module).__dict__.get("forward"), _Outdated)
+
+
+def make_code(model: nn.Module) -> None:
+    """Make the code that is not made yet: compilers look for it in the class, where Python would ask for it."""
+    for module in model.modules():
+        if isinstance(module, fx.GraphModule) and is_outdated(module):
+            module.recompile()
 
 
 class _Outdated:

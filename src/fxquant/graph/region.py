@@ -395,13 +395,6 @@ def regions(model: nn.Module) -> Iterator[tuple[str, Region]]:
             yield path, module
 
 
-def make_code(model: nn.Module) -> None:
-    """Make the code that is not made yet: compilers look for it in the class, where Python would ask for it."""
-    for _, region in regions(model):
-        if is_outdated(region):
-            region.recompile()
-
-
 def user_class(module: nn.Module) -> type[nn.Module]:
     """Return the class that the user wrote, also of a region."""
     return module._region.origin.user_class if isinstance(module, Region) else type(module)
