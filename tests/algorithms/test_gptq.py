@@ -15,6 +15,7 @@ import fxquant as fq
 from fxquant.algorithms import GPTQ, BiasCorrection, gptq
 from fxquant.numerics.affine import sqnr_db
 from fxquant.numerics.observers.gram import Patches
+from fxquant.numerics.weights.weight_range import find_weight_qparams
 
 INT4 = fq.Spec(bits=4, granularity="per_channel", observer="minmax")
 GRIDS = {
@@ -209,3 +210,18 @@ def test_few_samples_cost_nothing_on_others() -> None:
         quantized = fq.quantize(model, [x], algorithms=algorithms, precision="int8", engine="reference")
         found[name] = sqnr_db(model(others), quantized(others))
     assert found["GPTQ"] > found["nearest"] - 0.2
+
+
+def test_one_scale_for_all_may_be_wider_than_what_the_weight_alone_says() -> None:
+    """Four large numbers that meet a large input; an observer of the weight cuts them off."""
+    torch.manual_seed(0)
+    weight = torch.randn(256, 64) * 0.1
+    weight[:4, 0] = 1.1
+    second = torch.eye(64).double()[None]
+    second[0, 0, 0] = 1e4
+    spec = fq.Spec(scale="pow2", observer="histogram")
+    (scale, zero), (widest, _) = (
+        find_weight_qparams(weight, each, "weight") for each in (spec, spec.with_(observer="minmax"))
+    )
+    _, found = gptq.choose_integers(weight, second, scale, zero, spec, 0.01)
+    assert scale < widest and found == widest

@@ -21,7 +21,7 @@ from torch import Tensor
 from fxquant.algorithms.beam import WIDTH, beam
 from fxquant.algorithms.by_outputs import ByOutputs
 from fxquant.algorithms.grams import grams, patches_of, watch_grams
-from fxquant.algorithms.narrow import NARROWER, may_narrow, whole_shares
+from fxquant.algorithms.narrow import NARROWER, may_narrow, whole_scales
 from fxquant.algorithms.round_by import Chosen, cost, round_by, spread
 from fxquant.algorithms.shift_bias import shifted, takes_means
 from fxquant.algorithms.weighted_op import WeightedOp, untied_ops
@@ -135,7 +135,8 @@ def try_scales(
     Groups of channels count beside their own size, as each has a filter of its own; rows of one group by what they
     lose. Where a clip or relu follows, the largest rows lose what does not matter, so the other order may be right.
     """
-    tried = [_choose_rows(weight, second, scale * share, zero_point, spec, damping) for share in whole_shares(spec)]
+    scales = whole_scales(weight, scale, spec)
+    tried = [_choose_rows(weight, second, each, zero_point, spec, damping) for each in scales]
     if len(tried) == 1:
         return tried
     lost = [cost(weight - dequantize(q, step, zero_point, spec), second) for q, step in tried]

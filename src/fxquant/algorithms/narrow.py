@@ -6,16 +6,24 @@ import torch
 from torch import Tensor
 
 from fxquant.config.spec import Spec
-from fxquant.numerics.affine import fake_quantize
+from fxquant.numerics.affine import choose_qparams, fake_quantize
+from fxquant.numerics.ranges import tensor_range
 
 NARROWER = tuple(1 - 0.05 * step for step in range(10))  # shares of the range that are tried
 
 
-def whole_shares(spec: Spec) -> tuple[float, ...]:
-    """Return the shares to try of the range of a weight with one scale, which a few large rows may have widened."""
+def whole_scales(weight: Tensor, scale: Tensor, spec: Spec) -> list[Tensor]:
+    """Return the scales to try of a weight with one, which a few large rows may have widened: that given first.
+
+    They are counted from the extremes of all rows, whatever an observer that knows no inputs made of them.
+    """
     if spec.granularity != "per_tensor" or spec.observer in ("fixed", "custom"):
-        return (1.0,)
-    return (1.0, 0.5, 0.25) if spec.scale == "pow2" else (1.0, 0.8, 0.65, 0.5)
+        return [scale]
+    widest = scale
+    if spec.symmetric:  # else a zero point goes with the scale
+        widest, _ = choose_qparams(*tensor_range(weight, spec), spec.with_(observer="minmax"))
+    shares = (1.0, 0.5, 0.25) if spec.scale == "pow2" else (1.0, 0.8, 0.65, 0.5)
+    return [scale, *(each for each in (widest * share for share in shares) if not torch.equal(each, scale))]
 
 
 def may_narrow(spec: Spec) -> bool:
