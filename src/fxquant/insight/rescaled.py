@@ -7,7 +7,8 @@ weights,
     s_c = <q_c, w_c> / <w_c, w_c>      q: rows of the quantized weights that make channel c, w: those of the float ones
 
 and count where the weights that take the channels bear them out: divided by them, those come nearer to the quantized.
-Shifts are read off the biases, and have to be borne out by those behind them likewise.
+Shifts are read off the biases, and have to be borne out by those behind them likewise. Clips and pads are those of the
+quantized graph, where they went along.
 A product that smoothing put behind a layer norm has its factors in the graph.
 """
 
@@ -17,6 +18,7 @@ import operator
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from fxquant.algorithms.channel_groups import ChannelGroup, channel_groups
 from fxquant.algorithms.scale_group import absorb, divided, put, scale_group
@@ -30,6 +32,7 @@ from fxquant.graph.run_passes import run_passes
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 from fxquant.ops.table import OPS
 from fxquant.passes.fold_bn import fold_bn
+from fxquant.passes.read_op import operand_of
 
 _BORNE_OUT = 0.8  # of the squared distance to what is behind: what factors and shifts have to leave less than
 _LEAST = 0.1  # of the largest shift; what is less makes up for rounding
@@ -40,7 +43,7 @@ def rescaled(twin: nn.Module, reference: nn.Module) -> nn.Module:
     """Return the float regions scaled as the quantized ones are: a copy, or `twin` itself where nothing is scaled."""
     folded, made = clone_tree(twin), clone_tree(twin)
     run_passes(folded, (fold_bn,), Context())
-    copies, changed = dict(regions(made)), False
+    copies, converted, changed = dict(regions(made)), dict(regions(reference)), False
     for path, region in regions(folded):
         groups = [group for group in channel_groups(region, Context()) if not group.refused]
         for group in groups:
@@ -49,11 +52,19 @@ def rescaled(twin: nn.Module, reference: nn.Module) -> nn.Module:
                 scale_group(region, group, factors)
                 changed = True
         for group in groups:
-            shift = _shift(region, path, group, reference)
+            moved = _moved(copies[path], group, converted.get(path))
+            lows = [float(node.args[1]) for node in moved.values() if node.target is F.hardtanh]  # type: ignore[arg-type]
+            centred = torch.full((group.channels,), -min(lows)) if lows and min(lows) < 0 else None
+            shift = _shift(region, path, group, reference) if centred is None else centred
             if shift is not None and _move(copies[path], region, group, shift):
                 absorb(region, group.makers[0], [*group.takers], shift)
                 changed = True
-    for path, region in regions(reference):
+            for node, other in moved.items():
+                operand = operand_of(node)
+                node.op, node.target = other.op, other.target
+                node.args, node.kwargs = (operand, *other.args[1:]), {}
+            copies[path].recompile()
+    for path, region in converted.items():
         for node in region.graph.nodes:
             if path in copies and (factors := _product(region, node)) is not None:
                 changed |= _multiply(copies[path], region, node, factors)
@@ -85,6 +96,19 @@ def _factors(region: Region, path: str, group: ChannelGroup, reference: nn.Modul
     return factors if after < _BORNE_OUT * before else None
 
 
+def _moved(copy: Region, group: ChannelGroup, converted: Region | None) -> dict[fx.Node, fx.Node]:
+    """Return the clips and pads of a group in the float model that are others in the quantized graph, with these."""
+    theirs = {} if converted is None else {node.name: node for node in converted.graph.nodes}
+    names, found = {node.name for node in group.tensors}, {}
+    for node in copy.graph.nodes:
+        other = theirs.get(node.name)
+        if node.name not in names or other is None or other.target not in (F.hardtanh, F.pad):
+            continue
+        if (node.target, node.args[1:]) != (other.target, other.args[1:]):
+            found[node] = other
+    return found
+
+
 def _shift(region: Region, path: str, group: ChannelGroup, reference: nn.Module) -> Tensor | None:
     """Return by what the channels of a group were shifted down before a relu; None for nothing."""
     pairs = [_both(region, path, node, reference, "bias") for node in (group.makers[0], *group.takers)]
@@ -104,11 +128,15 @@ def _shift(region: Region, path: str, group: ChannelGroup, reference: nn.Module)
 
 def _taken(region: Region, taker: fx.Node, shift: Tensor) -> Tensor:
     """Return what a bias behind takes of a shift."""
-    weight = region.get_submodule(str(taker.target)).weight
-    assert isinstance(weight, Tensor)
-    transposed = isinstance(region.get_submodule(str(taker.target)), nn.modules.conv._ConvTransposeNd)
-    columns = weight.detach().cpu().float().transpose(0, 1) if transposed else weight.detach().cpu().float()
-    return columns.flatten(2).sum(2) @ shift if columns.dim() > 2 else columns @ shift
+    module = region.get_submodule(str(taker.target))
+    groups = int(getattr(module, "groups", 1))
+    assert isinstance(module.weight, Tensor)
+    parts = module.weight.detach().cpu().float().unflatten(0, (groups, -1))  # (groups, outputs, channels, ...)
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+        parts = parts.transpose(1, 2)
+    columns = parts.flatten(3).sum(3) if parts.dim() > 3 else parts
+    taken: Tensor = (columns @ shift.view(groups, -1, 1)).flatten()
+    return taken
 
 
 def _both(region: Region, path: str, node: fx.Node, reference: nn.Module, name: str) -> tuple[Tensor, Tensor] | None:
