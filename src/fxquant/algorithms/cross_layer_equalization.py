@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
+from fxquant.algorithms.centre_clips import centre_clips
 from fxquant.algorithms.channel_groups import ChannelGroup, channel_groups
 from fxquant.algorithms.channel_ranges import Ranges, largest_of, ranges_of, watch_ranges
 from fxquant.algorithms.fit_powers import fit_powers
@@ -82,6 +83,8 @@ class CrossLayerEqualization(Algorithm):
             look_again(region, {name for group in open_ for name in group.changed})
             fit_powers(region, open_, factors)
         changed: set[str] = set()
+        for group in filter(lambda group: powers and centre_clips(region, group), open_):
+            changed |= group.changed
         for group in open_:
             total = factors[id(group)]
             if float(total.log().abs().max()) > _DONE:

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fxquant.algorithms.channel_groups import ChannelGroup
 from fxquant.algorithms.gates import GATE_FACTORS, is_gate
 from fxquant.algorithms.scale_group import divided, scale_group
 from fxquant.config.spec import Spec
+from fxquant.graph.moved_calls import move_call
 from fxquant.graph.notes import Rewrite
 from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.affine import fake_quantize
@@ -31,7 +31,6 @@ from fxquant.numerics.positions.costs import scale_at
 from fxquant.numerics.statistics import HISTOGRAM, Statistics
 from fxquant.passes.candidates import choice_of
 from fxquant.passes.hardware_form import note_rewrite
-from fxquant.passes.read_op import operand_of
 
 _FACTORS = tuple(2 ** (step / 6) for step in range(6))
 _LEVELS = 127
@@ -67,12 +66,10 @@ def _ends(group: ChannelGroup) -> set[float]:
 
 
 def _move_clips(group: ChannelGroup, factor: float) -> None:
-    """Multiply the ends of clips, in place, so that the tensors that were seen keep their names."""
+    """Multiply the ends of clips."""
     for node in [node for node, end in group.clips.items() if math.isfinite(end)]:
         before, group.clips[node] = group.clips[node], group.clips[node] * factor
-        operand = operand_of(node)
-        node.op, node.target = "call_function", F.hardtanh
-        node.args, node.kwargs = (operand, 0.0, group.clips[node]), {}
+        move_call(node, "hardtanh", 0.0, group.clips[node])
         note_rewrite(
             node, Rewrite(name="fit_powers", text=f"clip at {before:g} as one at {group.clips[node]:g}, exact")
         )

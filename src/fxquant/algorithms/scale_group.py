@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxquant.algorithms.channel_groups import ChannelGroup
+from fxquant.graph.moved_calls import move_call
 from fxquant.graph.region import Region
+from fxquant.passes.read_op import module_of, setting
 
 
 def rows_of(region: Region, makers: list[fx.Node]) -> Tensor:
@@ -62,6 +64,12 @@ def absorb(region: Region, maker: fx.Node, takers: list[fx.Node], shift: Tensor)
         assert isinstance(taker.bias, Tensor)
         moved = (columns.sum(3) @ shift.to(columns).view(len(columns), -1, 1)).flatten()
         put(taker, "bias", taker.bias.detach() + moved)
+
+
+def put_pad(region: Region, node: fx.Node, value: float) -> None:
+    """Pad with another number in place of zeros, which is on the grid of the tensor."""
+    module = module_of(region, node)
+    move_call(node, "pad", tuple(setting(node, module, 1, "pad" if module is None else "padding")), "constant", value)
 
 
 def put(module: nn.Module, name: str, value: Tensor) -> None:

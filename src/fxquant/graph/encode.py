@@ -12,7 +12,7 @@ from typing import Any, TypedDict, cast
 from torch import fx
 from torch.fx.node import _get_qualified_name, map_arg
 
-META_KEYS = ("scope", "where", "tensor", "mutated", "unfused", "choice", "note", "decision")
+META_KEYS = ("scope", "where", "tensor", "mutated", "unfused", "choice", "note", "decision", "moved")
 
 
 @dataclass(frozen=True, slots=True)

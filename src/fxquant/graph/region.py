@@ -36,6 +36,7 @@ from fxquant.graph.explain_failure import name_arguments
 from fxquant.graph.float_dtype import own_dtype, split_move
 from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.late_code import CODE, is_outdated, outdate
+from fxquant.graph.moved_calls import keep_moved, read_moved
 from fxquant.graph.paths import find_module
 from fxquant.graph.preparation import Preparation
 from fxquant.graph.region_parts import Origin, RegionParts, Stage
@@ -207,11 +208,13 @@ class Region(fx.GraphModule):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The tensors of a flat child go by the region's own name: `conv.weight`, not `conv.op.weight`.
 
-        Whether torch's ops were written down is in the metadata, so that what loads it computes the same.
+        Whether torch's ops were written down, and what algorithms moved, is in the metadata, so that what loads it
+        computes the same.
         """
         found = super().state_dict(*args, **kwargs)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         keep_written(runner_of(self), found, prefix[:-1])
+        keep_moved(self._graph, found, prefix[:-1])
         if self._region.origin.flat:
             drop_flat(self._region.origin.flat, found, prefix)
         return found
@@ -225,6 +228,7 @@ class Region(fx.GraphModule):
             refuse_integers(self, state_dict, prefix, cast(list[str], args[-1]))
             adapt_state(self, self._region.origin, self._region.preparation, state_dict, prefix)
         read_written(runner_of(self), args[0])
+        read_moved(self, args[0])
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Region:

@@ -24,7 +24,7 @@ def pad_reason(node: fx.Node, module: nn.Module | None) -> str | None:
         value = getattr(module, "value", None)
     if isinstance(mode, (int, float)):  # ATen: constant_pad_nd(input, pad, value)
         mode, value = "constant", mode
-    if mode == "constant" and value not in (None, 0, 0.0):
+    if mode == "constant" and value not in (None, 0, 0.0) and "moved" not in node.meta:
         return f"pads with {value}, which need not be on the input's grid"
     return None
 
