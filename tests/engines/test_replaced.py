@@ -94,3 +94,26 @@ def test_what_takes_the_place_of_a_tensor_counts(
         for _ in range(2):
             assert torch.allclose(found(x), expected(x), atol=1e-4)
             assert not torch.allclose(found(x), before, atol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("early", [True, False], ids=["before the first call", "after calls"])
+@pytest.mark.parametrize("engine", ["reference", "onednn", "native", "onnxruntime", "openvino"])
+def test_a_forward_on_a_converted_model_is_what_runs(
+    prepared: tuple[nn.Module, Tensor], engine: str, early: bool
+) -> None:
+    pytest.importorskip(
+        {"native": "llvmlite", "onnxruntime": "onnxruntime", "openvino": "openvino"}.get(engine, "torch")
+    )
+    model, x = prepared
+    found: Any = fq.convert_fx(model, engine=engine)
+    before = fq.convert_fx(model, engine="reference")(x)
+    for _ in range(0 if early else 3):
+        assert torch.allclose(found(x), before, atol=1e-4)
+    found.forward = lambda x: x + 1
+    for _ in range(2):
+        assert torch.equal(found(x), x + 1)
+    found.last.register_forward_hook(lambda module, args, output: None).remove()  # a look at hooks leaves it there
+    assert torch.equal(found(x), x + 1)
+    del found.forward
+    assert torch.allclose(found(x), before, atol=1e-4)

@@ -175,9 +175,15 @@ def run_instead(region: Region, forward: Callable[..., object]) -> None:
 
 def run_own_graph(region: Region) -> None:
     """Undo `run_instead`. A forward that the user put there stays."""
-    own = swap_instead(region, None)
-    if own is not None and getattr(region.__dict__.get("forward"), "__func__", None) is own:
-        del region.__dict__["forward"]
+    if not has_forward(region):
+        region.__dict__.pop("forward", None)
+    region._region.instead = None
+
+
+def has_forward(region: Region) -> bool:
+    """Tell whether the user put a forward on a region."""
+    own = region.__dict__.get("forward")
+    return own is not None and getattr(own, "__func__", own) is not region._region.instead
 
 
 def runs_own_graph(region: Region) -> bool:

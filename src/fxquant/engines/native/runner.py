@@ -45,7 +45,7 @@ from fxquant.engines.onednn.kernels import has_nan
 from fxquant.engines.onednn.runner import OneDnn
 from fxquant.errors import FxQuantError, InputError
 from fxquant.graph import torch_compat
-from fxquant.graph.lowering import Runner, runs_own_graph
+from fxquant.graph.lowering import Runner, has_forward
 from fxquant.graph.nodes import reads_size
 from fxquant.graph.region import Region, lowering_of, region_name
 from fxquant.graph.standing import Standing
@@ -130,7 +130,7 @@ class NativeRunner(Runner):
     def repeat(self, region: Region, args: tuple[object, ...]) -> object:
         if self.written or self.refusal or self.listener is not None or self.lowered.hooks.listen(region):
             return NotImplemented
-        if not runs_own_graph(region) or not torch_compat.plain_mode() or torch.is_autocast_enabled("cuda"):
+        if has_forward(region) or not torch_compat.plain_mode() or torch.is_autocast_enabled("cuda"):
             return NotImplemented
         if torch.is_grad_enabled() and self._for_gradients(args):
             return NotImplemented
@@ -143,8 +143,8 @@ class NativeRunner(Runner):
             return self._onednn(region, args, kwargs)
         if self.lowered.hooks.listen(region):
             return self._pass_on(region, args, kwargs, "with hooks")
-        if not runs_own_graph(region):
-            return self._pass_on(region, args, kwargs, "with a forward that was put on it")
+        if has_forward(region):
+            return self._pass_on(region, args, kwargs, "with a forward of its own")
         if not torch_compat.plain_mode():
             return self._pass_on(region, args, kwargs, "under tracing, torch.func or a mode of torch")
         if not self.placeholders:

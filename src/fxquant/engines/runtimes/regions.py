@@ -28,7 +28,7 @@ from fxquant.errors import ConfigError, FxQuantError
 from fxquant.export.reference import reference_of
 from fxquant.graph import torch_compat
 from fxquant.graph.context import Context
-from fxquant.graph.lowering import Runner
+from fxquant.graph.lowering import Runner, has_forward
 from fxquant.graph.nodes import TensorInfo
 from fxquant.graph.notes import WRAPPED
 from fxquant.graph.paths import is_within
@@ -82,6 +82,8 @@ class RegionRunner(Runner):
             self._tell(region, "from now on", self.failed)
 
     def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if has_forward(region):
+            return self._pass_on("with a forward of its own", region, args, kwargs)
         if self.runtime is None and not self.failed and torch_compat.plain_mode():
             self._make(region)
         if (digest := self.digest) is not None:  # writes through tensor.data are not counted
