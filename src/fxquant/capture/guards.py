@@ -87,10 +87,14 @@ def guard_rank(graph: fx.Graph, tensor: fx.Node, rank: int) -> None:
 
 @reads("leaves")
 def unpack(value: object, name: str, structure: str) -> list[object]:
-    """Return the leaves of a container argument, which must have the structure it had in the capture."""
+    """Return the leaves of a container argument, which must have the structure it had in the capture.
+
+    A torch.Size is a tuple: a graph is captured with copies of the arguments, and torch copies sizes as tuples.
+    """
     spec = _load_structure(structure)
     try:
-        return spec.flatten_up_to(value)
+        is_size = isinstance(value, torch.Size) and spec.type is tuple
+        return spec.flatten_up_to(tuple(value) if is_size else value)  # type: ignore[arg-type]
     except (ValueError, TypeError) as error:
         raise InputError(
             f"argument {name!r} has another structure than when the model was captured: {str(error).rstrip('.')}. "

@@ -7,6 +7,7 @@ import io
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -511,3 +512,33 @@ def test_compiled_code_around_regions_runs_their_graphs(engine: Any) -> None:
     with torch.no_grad():
         for inputs in (x, -x):
             torch.testing.assert_close(compiled(inputs), quantized(inputs), rtol=1e-6, atol=1e-7)
+
+
+class ByLength(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+
+    def forward(self, size: tuple[int, ...], past: int = 0) -> Tensor:
+        return self.table(torch.arange(past, past + size[1]))
+
+
+class HandsOnSizes(nn.Module):
+    """As decoders do that give `x.size()` to their embedding of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.out = ByLength(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.sum()) > 1e9:
+            x = x / 2
+        return self.out(x + self.positions(x.size()))
+
+
+def test_a_size_that_code_hands_on_is_a_tuple(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    model, x = HandsOnSizes().eval(), torch.randn(2, 5, 8)
+    quantized = fq.quantize(model, [x])
+    loaded = fq.load(fq.save(quantized, tmp_path / "m.fq"), model)
+    assert torch.equal(loaded(x), quantized(x))
+    assert "runs in float" not in caplog.text
