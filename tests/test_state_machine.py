@@ -26,7 +26,7 @@ from fxquant.engines.table import as_engine
 
 PER_LIFE = 8  # of a profile's examples: a life has several steps
 STEPS = 12
-QUICK, RUNTIMES = ("onednn", "native"), ("onnxruntime", "openvino")  # these take seconds to be made again
+RUNTIMES = ("onnxruntime", "openvino")
 
 
 class Net(nn.Module):
@@ -345,5 +345,5 @@ def test_lives_of_a_model(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if engine in RUNTIMES:
         share_runtimes(monkeypatch.setattr)
     life = type("Life", (Life,), {"engine": engine, "first": made(engine)})
-    lives = max(settings().max_examples // PER_LIFE // (1 if engine in QUICK else 5), 1)
+    lives = settings().max_examples // PER_LIFE
     run_state_machine_as_test(life, settings=settings(max_examples=lives, stateful_step_count=STEPS))
