@@ -114,10 +114,8 @@ def quantize(
     rules = without(_mapping(mode, target) if qconfig_mapping is None else qconfig_mapping, ignore)
     chosen = by_effort(effort) if algorithms is None else algorithms
     with evaluating(model):
-        keywords, preparing = example[1], cast(Preparing, further)
-        prepared = prepare_fx(
-            model, rules, example[0], example_kwargs=keywords, target=target, algorithms=chosen, **preparing
-        )
+        (inputs, named), preparing = example, cast(Preparing, further)
+        prepared = prepare_fx(model, rules, inputs, example_kwargs=named, target=target, algorithms=chosen, **preparing)
     automatic = precision == "auto" and data is not None
     kept = _calibrate(prepared, data, num_batches=num_batches, keep=automatic, progress=progress)
     made = _convert(prepared, converting, engine, example, warn=not automatic)

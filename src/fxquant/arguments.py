@@ -142,6 +142,15 @@ def either(config: object, older: object, name: str) -> object:
     return config if config is not None else older
 
 
+def refuse_equalization(config: object, caller: str) -> None:
+    """Raise if torch.ao's way to equalize is asked for."""
+    if config is not None:
+        raise ConfigError(
+            f"{caller}(_equalization_config=...) is not supported. What equalizes inputs and weights here is an "
+            "algorithm: algorithms=(fxquant.algorithms.SmoothQuant(), fxquant.algorithms.BiasCorrection())."
+        )
+
+
 def read_algorithms(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]:
     """Return the algorithms in their order, each an object."""
     if isinstance(algorithms, Algorithm) or not isinstance(algorithms, Iterable):

@@ -31,6 +31,7 @@ from fxquant.arguments import (
     read_examples,
     read_rules,
     read_target,
+    refuse_equalization,
     refuse_prepared,
 )
 from fxquant.capture import Method, Sizes, capture
@@ -147,11 +148,7 @@ def prepare_fx(
         >>> prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (loader[0],))
         >>> quantized = fq.convert_fx(fq.calibrate(prepared, loader))
     """
-    if _equalization_config is not None:
-        raise ConfigError(
-            "prepare_fx(_equalization_config=...) is not supported. What equalizes inputs and weights here is an "
-            "algorithm: algorithms=(fxquant.algorithms.SmoothQuant(), fxquant.algorithms.BiasCorrection())."
-        )
+    refuse_equalization(_equalization_config, "prepare_fx")
     model = as_plain(model, "prepare_fx", training=False)
     if model.training:
         raise StageError("prepare_fx is for post-training quantization: call model.eval() first.")
