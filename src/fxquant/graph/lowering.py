@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from fxquant.errors import InputError
 from fxquant.graph.encode import EncodedGraph, decode_graph
 from fxquant.graph.paths import free_path
-from fxquant.graph.region import Region, lowering_of, regions, set_lowering, stage_of, swap_instead
+from fxquant.graph.region import Region, instead_of, lowering_of, regions, set_instead, set_lowering, stage_of
 from fxquant.graph.region_parts import Stage
 from fxquant.graph.standing import Standing
 
@@ -169,7 +169,7 @@ def await_first_call(model: nn.Module, source: object) -> None:
 
 def run_instead(region: Region, forward: Callable[..., object]) -> None:
     """Let a region run a function of itself in the place of its graph."""
-    swap_instead(region, forward)
+    set_instead(region, forward)
     region.__dict__["forward"] = types.MethodType(forward, region)
 
 
@@ -177,13 +177,13 @@ def run_own_graph(region: Region) -> None:
     """Undo `run_instead`. A forward that the user put there stays."""
     if not has_forward(region):
         region.__dict__.pop("forward", None)
-    region._region.instead = None
+    set_instead(region, None)
 
 
 def has_forward(region: Region) -> bool:
     """Tell whether the user put a forward on a region."""
     own = region.__dict__.get("forward")
-    return own is not None and getattr(own, "__func__", own) is not region._region.instead
+    return own is not None and getattr(own, "__func__", own) is not instead_of(region)
 
 
 def runs_own_graph(region: Region) -> bool:

@@ -351,10 +351,14 @@ def set_lowering(region: Region, lowering: Lowering) -> None:
     region._region.lowering = lowering
 
 
-def swap_instead(region: Region, forward: Callable[..., object] | None) -> Callable[..., object] | None:
-    """Note what a region runs in the place of its graph, or None, and return what it ran so until now."""
-    before, region._region.instead = region._region.instead, forward
-    return before
+def instead_of(region: Region) -> Callable[..., object] | None:
+    """Return what a region was given to run in the place of its graph, or None."""
+    return region._region.instead
+
+
+def set_instead(region: Region, forward: Callable[..., object] | None) -> None:
+    """Note what a region runs in the place of its graph, or None."""
+    region._region.instead = forward
 
 
 def stage_of(region: Region) -> Stage:
