@@ -352,3 +352,24 @@ def test_the_integers_of_a_converted_model_are_no_float_weights(stage: str, stri
     converted = fq.convert_fx(prepared.eval(), engine="reference")
     with pytest.raises(RuntimeError, match=r"0\.weight: the state has torch.int8.*converted model: load it into"):
         prepared.load_state_dict(converted.state_dict(), strict=strict)
+
+
+def test_ranges_of_a_calibrated_lstm_load_into_one_that_trains() -> None:
+    """Its linears are regions by themselves, named as in the float model; their statistics are no tensors of these."""
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.last = nn.LSTM(8, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.lstm(x)[0])  # type: ignore[no-any-return]
+
+    x = torch.randn(3, 2, 8)
+    calibrated = fq.prepare_fx(Tagger().eval(), fq.get_default_qconfig_mapping("x86"), (x,))
+    fq.calibrate(calibrated, [x])
+    trained = fq.prepare_qat_fx(Tagger().train(), fq.get_default_qat_qconfig_mapping("x86"), (x,))
+    trained.load_state_dict(calibrated.state_dict())
+    with torch.no_grad():
+        rounded, plain = trained.eval()(x), calibrated(x)
+    assert 0 < float((rounded - plain).abs().max()) < 0.05

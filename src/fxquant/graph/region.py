@@ -37,7 +37,8 @@ from fxquant.graph.float_dtype import own_dtype, split_move
 from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.late_code import CODE, is_outdated, outdate
 from fxquant.graph.moved_calls import keep_moved, read_moved
-from fxquant.graph.paths import find_module
+from fxquant.graph.notes import STATISTICS
+from fxquant.graph.paths import find_module, free_path
 from fxquant.graph.preparation import Preparation
 from fxquant.graph.region_parts import Origin, RegionParts, Stage
 from fxquant.graph.scripted import traced
@@ -221,7 +222,8 @@ class Region(fx.GraphModule):
 
     def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: object) -> None:
         if self._region.origin.flat:
-            add_flat(self._region.origin.flat, state_dict, prefix, self._modules)
+            # statistics of a calibrated model are none of the child's tensors, also where this one has none
+            add_flat(self._region.origin.flat, state_dict, prefix, {*self._modules, free_path(self, STATISTICS)})
             self._region.told = (prefix, cast(list[str], args[-1]))
         adapt_stock(self._region.origin.user_class, state_dict, prefix)
         if self._region.lowering is None:
