@@ -67,6 +67,18 @@ def test_weights_that_were_chosen_are_lifted_where_nothing_else_explains_it() ->
     assert fq.check(model, made, data).sqnr > 27
 
 
+def test_an_input_and_its_weight_that_both_cause_it_are_lifted_together() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 3)).eval()
+    columns = 10 ** torch.linspace(-3, 6, 10)  # of a table whose columns have units of their own
+    with torch.no_grad():
+        model[0].weight /= columns
+    data = [torch.randn(64, 10) * columns for _ in range(4)]
+    with pytest.warns(UserWarning, match=r"Lifted 0 \(float\)"):
+        made = fq.quantize(model, data, engine="reference")
+    assert fq.check(model, made, [torch.randn(64, 10) * columns]).sqnr > 27
+
+
 def test_what_would_help_is_told_where_it_takes_too_long() -> None:
     torch.manual_seed(0)
     model, data = Exponential().eval(), [torch.randn(8, 16) for _ in range(4)]

@@ -222,7 +222,8 @@ class _Search:
                 break
             sources = sources or self._sources(found)
             better = self._round(sources, found)
-            if better is None and not self._passes and total(sources) < _EXPLAINED * 10 ** (-found.sqnr / 10):
+            unexplained = total(sources) < _EXPLAINED * 10 ** (-found.sqnr / 10)
+            if better is None and not self._passes and (unexplained or self.wanted is None):
                 better = self._round(self._sources(found, chosen=True), found)
             if better is None:
                 break
