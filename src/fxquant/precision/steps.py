@@ -46,7 +46,7 @@ COMPILED = Prices(times={**TIME, "int8": 0.16, "dynamic": 0.35}, leaves=80.0)
 class Step:
     """Changes of one kind, the noise that all tensors are predicted to make after them, and the time that they add.
 
-    Noise is a share of the outputs' power, `slower` a share of the int8 model's time.
+    Noise is a share of the outputs' power, `slower` a share of the time that the ops now take which it looked at.
     """
 
     amendments: Amendments

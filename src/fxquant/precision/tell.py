@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from fxquant.precision.check import DIFFERS, Check
 from fxquant.precision.steps import Step
 
+_ALL = 40.0  # dB: a prediction of more says that nothing is left of what it knows
+
 
 def tell(before: Check, after: Check, lifted: Sequence[str], wanted: Step | None, may_change: bool) -> None:
     """Warn of what was lifted, and of what falls short; `wanted` would have helped, and was not done."""
@@ -25,9 +27,7 @@ def tell(before: Check, after: Check, lifted: Sequence[str], wanted: Step | None
     if not may_change:
         help_ = "The rules that were given stay as they are: without qconfig_mapping, quantize lifts what causes it."
     elif wanted is not None and wanted.gain > 1:
-        time = f"{wanted.slower:.0%} more time than int8"
-        count = len(wanted.names)
-        help_ = f"Lifting {count} ops is predicted to gain {wanted.gain:.0f} dB for {time}: give a budget=."
+        help_ = f"{_what_helps(wanted, bool(lifted))}: give a budget=."
     else:
         help_ = "No few ops cause it."
     warnings.warn(
@@ -35,6 +35,14 @@ def tell(before: Check, after: Check, lifted: Sequence[str], wanted: Step | None
         "training (docs/accuracy.md).",
         stacklevel=4,
     )
+
+
+def _what_helps(wanted: Step, lifted: bool) -> str:
+    """Say what a step gains, and for which share of the time of the ops that are int8 when it is done."""
+    ops = f"{len(wanted.names)} {'more ' if lifted else ''}op{'s' if len(wanted.names) > 1 else ''}"
+    gain = f"{wanted.gain:.0f} dB" if wanted.gain < _ALL else f"more than {_ALL:.0f} dB"
+    time = f"{wanted.slower:.0%} more time than {'now' if lifted else 'int8'}"
+    return f"Lifting {ops} is predicted to gain {gain} for {time}"
 
 
 def _distance(found: Check) -> str:
