@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import abc
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,7 +62,8 @@ class Runner(abc.ABC):
     """Runs a lowered region in the place of its graph."""
 
     failed: str = ""  # why it passes all calls on
-    told: set[str] | None = None  # what it has said of calls that it passed on
+    told: Collection[str] = ()  # what it has said of calls that it passed on
+    unused: str = ""  # why it took no call so far
     outside: Mapping[str, str] = types.MappingProxyType({})  # nodes that Python runs, and why
     scan: Scan | None = None
     written: bool = False  # torch's ops are what it runs: they were written down

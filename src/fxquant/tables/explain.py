@@ -81,17 +81,20 @@ def _as_run(model: nn.Module) -> Iterator[tuple[str, Region]]:
             reference = reference_of(region, "explain")
             assert isinstance(reference, Region)
             runner = runner_of(region)
-            _say_outside(reference, {} if runner is None else runner.outside)
+            if runner is not None:
+                _say_outside(reference, runner.outside, runner.unused)
             yield path, reference
 
 
-def _say_outside(region: Region, reasons: Mapping[str, str]) -> None:
-    """Say in the Decision of an op where native code is left for it, since it has no kernel."""
+def _say_outside(region: Region, reasons: Mapping[str, str], unused: str) -> None:
+    """Say in the Decision of an op where native code is left for it, since it has no kernel, or took no call so far."""
     for node in region.graph.nodes:
         decision = decision_of(node)
         if decision is not None and node.name in reasons:
             reason = f"{decision.reason}; outside of native code: {reasons[node.name]}"
             node.meta["decision"] = replace(decision, reason=reason)
+        elif decision is not None and unused and decision.status == "int8":
+            node.meta["decision"] = replace(decision, reason=f"{decision.reason}; so far on onednn, {unused}")
 
 
 def _rows(path: str, region: Region) -> Iterator[Row]:

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from fxquant.engines.choose import check_engine
+from fxquant.engines.native.inputs import first_sample
 from fxquant.engines.native.one_by_one import OneByOne
 from fxquant.engines.native.peak import peak
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.runner import NativeRunner
 from fxquant.errors import StageError
 from fxquant.graph.check_model import refuse_other
-from fxquant.graph.region import regions, runner_of
+from fxquant.graph.region import Region, region_name, regions, runner_of
 from fxquant.tables.present import Shown, new_table
 
 if TYPE_CHECKING:
@@ -118,17 +119,25 @@ def profile(
             for runner in found:
                 runner.listener = None
     if not calls:
-        raise StageError("no part of the model runs in native code for these inputs. The log says why.")
+        whys = "".join(f"\n  {region_name(region)!r}: {why}" for region, why in _passed_on(model))
+        raise StageError(f"no part of the model runs in native code for these inputs.{whys}")
     result = _summed([_steps(program, inputs, rounds) for program, inputs in calls], calls[0][0])
     if show:
         print(result)
     return result
 
 
+def _passed_on(model: nn.Module) -> Iterator[tuple[Region, str]]:
+    """Yield the regions whose calls ran on oneDNN, and why."""
+    for _, region in regions(model):
+        runner = runner_of(region)
+        if isinstance(runner, NativeRunner) and runner.passed_on:
+            yield region, runner.passed_on
+
+
 def _steps(program: Program, inputs: list[object], rounds: int) -> list[tuple[str, int, float]]:
     """(label, products, seconds) of each kernel."""
-    first = [value[:1] if isinstance(value, torch.Tensor) else value for value in inputs]
-    steps = OneByOne(program, first)
+    steps = OneByOne(program, first_sample(inputs))
     calls = [*(steps.bound(index) for index in range(len(steps.ops))), steps.nothing()]
     best = [float("inf")] * len(calls)
     for _ in range(rounds):

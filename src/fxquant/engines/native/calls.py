@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
+from fxquant.engines.native.inputs import LISTS, is_flat, leaves
 from fxquant.engines.native.shapes import order_of
 from fxquant.graph.region import Region
 
@@ -43,22 +44,57 @@ def bind(
 
 
 def key_of(inputs: Sequence[object]) -> Key | None:
-    """Return what a program depends on; None if there is none for such inputs."""
-    key: list[Any] = []
-    batch = -1
-    for value in inputs:
+    """Return what a program depends on; None if there is none for such inputs: `unfit` says why."""
+    flat = leaves(inputs)
+    batch = 0
+    for value in flat:
         if isinstance(value, Tensor):
             if type(value) not in (Tensor, torch.nn.Parameter) or not is_plain(value):
                 return None
-            if batch not in (-1, value.shape[0]):
+            if batch > 1 and value.shape[0] not in (1, batch):
                 return None
-            batch = value.shape[0]
-            key.append((value.dtype, value.shape[1:], order_of(value)))
-        elif isinstance(value, _PLAIN):
-            key.append((type(value), value))
-        else:
+            batch = max(batch, value.shape[0])
+        elif not isinstance(value, _PLAIN):
             return None
-    return tuple(key) if batch > 0 else None
+    if not batch:
+        return None
+    key = [_key(value, batch) for value in flat]
+    return tuple(key) if is_flat(inputs) else (*key, ("within", *map(_structure, inputs)))
+
+
+def _key(value: object, batch: int) -> Key:
+    if not isinstance(value, Tensor):
+        return type(value), value
+    if value.shape[0] == batch:
+        return value.dtype, value.shape[1:], order_of(value)
+    return "same for all samples", value.dtype, value.shape, order_of(value)
+
+
+def _structure(value: object) -> Any:
+    """Return which containers a value consists of."""
+    if type(value) in LISTS:
+        return (type(value).__name__, *map(_structure, value))  # type: ignore[call-overload]
+    if type(value) is dict:
+        return ("dict", *((key, _structure(each)) for key, each in value.items()))
+    return None
+
+
+def unfit(placeholders: Sequence[fx.Node], inputs: Sequence[object]) -> str:
+    """Say which argument has no place in a key, and why."""
+    first: tuple[str, int] | None = None
+    for node, given in zip(placeholders, inputs, strict=True):
+        name = f"argument {str(node.target)!r}"
+        for value in leaves([given]):
+            if not isinstance(value, Tensor):
+                if not isinstance(value, _PLAIN):
+                    return f"{name} is or holds a {type(value).__name__}"
+                continue
+            if type(value) not in (Tensor, torch.nn.Parameter) or not is_plain(value):
+                return f"{name} is no dense tensor of the CPU with a batch in front, or is empty"
+            first = (name, value.shape[0]) if first is None or first[1] == 1 else first
+            if value.shape[0] not in (1, first[1]):
+                return f"{name} has {value.shape[0]} in front, and {first[0]} {first[1]}"
+    return "no argument is a tensor"
 
 
 def is_plain(value: Tensor) -> bool:
@@ -68,11 +104,3 @@ def is_plain(value: Tensor) -> bool:
 
 def wants_gradient(value: object) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
-
-
-def batch_of(inputs: Sequence[object]) -> int:
-    return next(value.shape[0] for value in inputs if isinstance(value, Tensor))
-
-
-def first_sample(inputs: Sequence[object]) -> list[object]:
-    return [value[:1] if isinstance(value, Tensor) else value for value in inputs]

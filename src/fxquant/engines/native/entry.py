@@ -40,7 +40,7 @@ def entry(
     """Return a function that runs some ops; `shared` is the form for several threads."""
     f = Caller(name, ARGUMENTS, machine)
     used = [pointer.buffer for op in ops for pointer in op.pointers if pointer.buffer is not None]
-    slots = {buffer.slot: buffer.bytes for buffer in used if buffer.space == "slot"}
+    slots = {buffer.slot: buffer.step for buffer in used if buffer.space == "slot"}
     addresses = {slot: f.load("ptr", f.at("%slots", 8 * slot), 8) for slot in sorted(slots)}
     chains = {} if shared else {chain.first: chain for chain in find_chains(ops)}
     inside = {place for chain in chains.values() for place in range(chain.first + 1, chain.end)}

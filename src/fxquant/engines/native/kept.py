@@ -99,7 +99,7 @@ def keep(libraries: Libraries, name: str | None, program: Program) -> None:
         "slots": program.slots,
         "by_row": takes_rows(program.region, program.graph),
         "imports": [
-            [level, slot, places[given.node], given.dims, str(given.dtype), given.channels_last]
+            [level, slot, places[given.node], given.dims, str(given.dtype), given.channels_last, given.same]
             for level, each in program.imports.items()
             for slot, given in each
         ],
@@ -137,9 +137,12 @@ def _parts(numbers: dict[str, object], graph: fx.Graph) -> Parts:
         raise ValueError("not a program")
     imports: dict[int, list[tuple[int, Import]]] = {level: [] for level in levels}
     results: dict[int, list[Result]] = {level: [] for level in levels}
-    for level, slot, place, dims, dtype, last in _rows(numbers["imports"]):
+    for level, slot, place, dims, dtype, last, same in _rows(numbers["imports"]):
         buffer = Buffer(dtype="f32" if dtype == str(torch.float32) else "u8", size=0, space="slot", slot=slot)
-        one = Import(node=given[place], buffer=buffer, dims=tuple(dims), dtype=_DTYPES[dtype], channels_last=last)
+        kind = _DTYPES[dtype]
+        one = Import(
+            node=given[place], buffer=buffer, dims=tuple(dims), dtype=kind, channels_last=bool(last), same=bool(same)
+        )
         imports[level].append((slot, one))
     for level, node, slot, dims, dtype, axis, back, order in _rows(numbers["results"]):
         whole = None if back is None else tuple(back)

@@ -80,7 +80,7 @@ def _pointer(pointer: Pointer) -> tuple[object, ...]:
     buffer = pointer.buffer
     if buffer is None:
         return (pointer.offset,)
-    return pointer.offset, buffer.space, buffer.offset, buffer.slot, buffer.bytes
+    return pointer.offset, buffer.space, buffer.offset, buffer.slot, buffer.step
 
 
 class Libraries:

@@ -33,7 +33,7 @@ from fxquant.engines.native.read_rows import read_einsum, read_matmul, read_soft
 from fxquant.engines.native.read_views import read_split, read_view
 from fxquant.engines.native.read_weighted import read_group
 from fxquant.engines.native.reader import Reader
-from fxquant.engines.native.shapes import Unread, find_shapes
+from fxquant.engines.native.shapes import Shape, Unread, find_shapes
 from fxquant.graph import torch_compat
 from fxquant.graph.region import Region
 
@@ -153,6 +153,9 @@ def _read_node(reader: Reader, node: fx.Node) -> Value:
         return reader.taken[node]
     if reader.is_constant(node):
         return Outside(node=node, level=-1, constant=True)
+    shape = reader.shapes.get(node)
+    if isinstance(shape, Shape) and not shape.batched:
+        return run_outside(reader, node, "its output has no batch in front")
     try:
         return reader.attempt(lambda: _handler(reader, node)(reader, node))
     except Unread as error:

@@ -44,7 +44,7 @@ def read_attention(reader: Reader, node: fx.Node) -> Value:
     if causal:
         added: View | None = _causal(reader, q.shape[-2], k.shape[-2])
     else:
-        added = None if mask is None else _fixed_by_key(reader, mask) or reader.floats(mask)
+        added = None if mask is None else _fixed_by_key(reader, mask) or _mask(reader, mask)
     return _one_kernel(reader, node, (q, k, v, added), scale) or _products(reader, node, (q, k, v, added), scale)
 
 
@@ -65,6 +65,11 @@ def _fixed_by_key(reader: Reader, node: object) -> View | None:
     turned = reader.tensor_constant(tensor.transpose(-1, -2))
     swapped = (*range(tensor.dim() - 2), -1, -2)
     return replace(turned, shape=tuple(tensor.shape), strides=tuple(turned.strides[axis] for axis in swapped))
+
+
+def _mask(reader: Reader, node: object) -> View:
+    value = reader.values[node] if isinstance(node, fx.Node) else None
+    return reader.take_in(value, same=True) if isinstance(value, Outside) else reader.floats(node)
 
 
 def _products(reader: Reader, node: fx.Node, given: tuple[View, View, View, View | None], scale: float) -> View:

@@ -100,7 +100,7 @@ def _operand(reader: Reader, argument_: object) -> Lazy | float:
     if isinstance(value, Outside):
         if reader.shapes.get(argument_) is None:
             raise Unread("an operand is not a tensor")
-        return lazy(reader.take_in(value))
+        return lazy(reader.take_in(value, same=True))
     return value if isinstance(value, Lazy) else lazy(reader.view(argument_))
 
 

@@ -49,7 +49,9 @@ def read_view(reader: Reader, node: fx.Node) -> Value:
             raise Unread("it takes several pieces")
         return pieces[index]
     value = reader.values[source]
-    if isinstance(value, Outside) and (value.constant or source.op != "placeholder"):
+    shape = reader.shapes.get(source)
+    whole = isinstance(shape, Shape) and not shape.batched
+    if isinstance(value, Outside) and (value.constant or whole or source.op != "placeholder"):
         return _expand_constant(reader, node, value)
     if len(node.all_input_nodes) > 1 and any(isinstance(reader.shapes.get(o), Shape) for o in node.all_input_nodes[1:]):
         raise Unread("it takes places from a tensor")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -131,27 +131,37 @@ class Reader:
             return view
         return self.compute(lazy(view), None)
 
-    def take_in(self, value: Outside) -> View:
-        """Return a tensor of Python's in the program: a constant, or a slot that is filled at every call."""
+    def take_in(self, value: Outside, same: bool = False) -> View:
+        """Return a tensor of Python's in the program: a constant, or a slot that is filled at every call.
+
+        It has no batch if it is a constant, or, where `same` allows that, the same for all samples.
+        """
         shape = self.shapes.get(value.node)
         if not isinstance(shape, Shape) or shape.dtype != torch.float32:
             raise Unread("an operand is not a float32 tensor")
         if value.constant:
             return self._constant(value.node)
-        if not shape.batched:
+        if not shape.batched and not same:
             raise Unread("an operand has no batch in front")
-        return self.slot_view(value, shape, None)
+        view = self.slot_view(value, shape, None)
+        if not shape.batched and shape.dims[:1] == (1,):  # in the place of the batch
+            view = replace(view, shape=view.shape[1:], strides=view.strides[1:])
+        return view
 
     def slot_view(self, value: Outside, shape: Shape, grid: Grid | None) -> View:
         """Return a view of a tensor that Python hands over."""
         known = next((found for found in self.imports.values() if found.node is value.node), None)
         if known is None:
             dtype: DType = "u8" if grid is not None else "f32"
-            slot = self.new_slot()
-            buffer = Buffer(dtype=dtype, size=math.prod(shape.dims), space="slot", slot=slot)
-            channels_last = len(shape.dims) == 3 and shape.dims[0] > _FEW
+            slot, same = self.new_slot(), not shape.batched
+            buffer = Buffer(dtype=dtype, size=math.prod(shape.dims), space="slot", slot=slot, same=same)
             known = self.imports[slot] = Import(
-                node=value.node, buffer=buffer, dims=shape.dims, dtype=shape.dtype, channels_last=channels_last
+                node=value.node,
+                buffer=buffer,
+                dims=shape.dims,
+                dtype=shape.dtype,
+                channels_last=len(shape.dims) == 3 and shape.dims[0] > _FEW and not same,
+                same=same,
             )
         strides = torch.empty(shape.dims, device="meta").stride()
         if known.channels_last:

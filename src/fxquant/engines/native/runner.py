@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from fxquant.engines.agreement import compare_results, nudge
 from fxquant.engines.known_code import unknown_code
@@ -29,7 +30,8 @@ from fxquant.engines.made_from import MadeFrom, made_from
 from fxquant.engines.native import kept
 from fxquant.engines.native.again import Again
 from fxquant.engines.native.cache import Cache
-from fxquant.engines.native.calls import Key, batch_of, bind, first_sample, key_of, wants_gradient
+from fxquant.engines.native.calls import Key, bind, key_of, unfit, wants_gradient
+from fxquant.engines.native.inputs import batch_of, first_sample, leaves
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.plain import interpret, plain_graph, returned, run_and_look
@@ -74,6 +76,7 @@ class NativeRunner(Runner):
         self.settings = settings
         self.refusal = ""  # why no call is native
         self.written = False
+        self.told: dict[str, str] = {}  # when calls ran on oneDNN, and why
         self.outside: dict[str, str] = {}  # nodes that Python runs, and why
         self.known: dict[Key, None] = {}  # sizes that have programs, or had them before the model changed
         self._forget()
@@ -90,7 +93,6 @@ class NativeRunner(Runner):
         self.by_row: bool | None = None  # whether all rows of the inputs are treated alike
         cache = self.settings.cache
         self.libraries = Libraries(Cache(None if cache is None else Path(cache)))
-        self.told: set[str] = set()
         self.listener: Callable[[Program | None, list[Any]], None] | None = (
             None  # gets the calls; see tables/profile.py
         )
@@ -109,6 +111,15 @@ class NativeRunner(Runner):
     @property
     def failed(self) -> str:  # type: ignore[override]
         return self.refusal or (_WRITTEN if self.written else "")
+
+    @property
+    def passed_on(self) -> str:
+        """When calls ran on oneDNN, and why."""
+        return self.failed or "; ".join(f"{when}: {why}" if why else when for when, why in self.told.items())
+
+    @property
+    def unused(self) -> str:  # type: ignore[override]
+        return "" if self.known or self.failed else self.passed_on
 
     @property
     def engine(self) -> str:
@@ -152,7 +163,8 @@ class NativeRunner(Runner):
         inputs = bind(region, self.placeholders, args, kwargs)
         key = key_of(inputs) if inputs is not None else None
         if inputs is None or key is None:
-            return self._pass_on(region, args, kwargs, "for arguments without a batch of tensors on the CPU")
+            why = "its arguments are others" if inputs is None else unfit(self.placeholders, inputs)
+            return self._pass_on(region, args, kwargs, "for arguments without a batch of tensors on the CPU", why)
         steady = self.made_from is not None and self.made_from.holds()
         if not steady:
             with self._lock:
@@ -175,7 +187,7 @@ class NativeRunner(Runner):
         return found
 
     def _for_gradients(self, inputs: Sequence[object]) -> bool:
-        return any(map(wants_gradient, (*inputs, *self.parameters)))
+        return any(map(wants_gradient, (*leaves(inputs), *self.parameters)))
 
     def _standing(self, region: Region) -> Standing | None:
         """Return all that an answer depends on besides the inputs."""
@@ -187,7 +199,7 @@ class NativeRunner(Runner):
     def _by_code(self, region: Region, key: Key, inputs: list[object], program: Program | None) -> object:
         """Run a call in machine code; raise _NotHere if it is not for it."""
         program = program or self._obtain(region, key, inputs)
-        if program.signed and any(map(has_nan, inputs)):
+        if program.signed and any(map(has_nan, leaves(inputs))):
             raise _NotHere("where a signed tensor is not a number")
         batch = batch_of(inputs)
         if batch > 1 and (program.sizes.single or program.whole):
@@ -266,7 +278,7 @@ class NativeRunner(Runner):
         name = kept.name_of(region, graph, text, self.machine)
         if (known := kept.load(self.libraries, name, region, graph, self.machine)) is not None:
             self.outside = {}
-            known.remake = functools.partial(self._remake, region, [_like(value) for value in inputs])
+            known.remake = functools.partial(self._remake, region, pytree.tree_map_only(Tensor, _like, inputs))
             return known
         made = self._attempt(region, graph, inputs)
         if isinstance(made, Changes):
@@ -299,8 +311,8 @@ class NativeRunner(Runner):
         kept.keep(self.libraries, name, made)
         return made
 
-    def _remake(self, region: Region, likes: list[Callable[[], object]]) -> Program:
-        return self.make(region, plain_graph(region), [like() for like in likes])
+    def _remake(self, region: Region, likes: list[object]) -> Program:
+        return self.make(region, plain_graph(region), likes)
 
     def _attempt(self, region: Region, graph: fx.Graph, inputs: list[object]) -> Program | Exception:
         try:
@@ -336,24 +348,22 @@ class NativeRunner(Runner):
         return self.lowered(region, args, kwargs)
 
     def _tell(self, region: Region, when: str, why: str, level: int = logging.INFO) -> None:
-        self.told.add(when)
+        self.told[when] = why
         log.log(level, "%r runs on onednn, not native, %s. %s", region_name(region), when, why)
 
     def __getstate__(self) -> dict[str, object]:
         # by what is known, a copy computes, and is explained, in the same way
-        kept = ("lowered", "machine", "settings", "refusal", "written", "known", "outside")
+        kept = ("lowered", "machine", "settings", "refusal", "written", "known", "outside", "told")
         return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, known=dict(state["known"]))
+        self.__dict__.update(state, known=dict(state["known"]), told=dict(state["told"]))
         self._forget()
 
 
-def _like(value: object) -> Callable[[], object]:
-    """Return what makes a tensor of the same sizes and strides, without keeping that one; other values stay."""
-    if not isinstance(value, Tensor):
-        return lambda: value
-    return functools.partial(torch.empty_strided, value.shape, value.stride(), dtype=value.dtype)
+def _like(value: Tensor) -> Tensor:
+    """Return a tensor of the same sizes and strides, without memory."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def _left(reader: Reader) -> list[fx.Node]:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fxquant.capture.guards import apply_in_place, check_same
 from fxquant.engines.native.fold_sizes import Values, fold_sizes
+from fxquant.engines.native.inputs import batch_of
 from fxquant.engines.native.part_batch import part_batch
 from fxquant.graph import torch_compat
 from fxquant.graph.paths import get_attr
@@ -118,8 +119,9 @@ def changes(root: nn.Module, graph: fx.Graph) -> str:
 def find_shapes(root: Region, graph: fx.Graph, inputs: Sequence[object]) -> tuple[Shapes, Values]:
     """(node -> Shape, a tuple of such, or None for what is not a tensor; node -> value with a batch of 2).
 
-    `inputs` are the values of the placeholders. All tensors among them have the batch in front. Raises Unread if the
-    graph does not run like that. Numbers that do not depend on the batch become constants of the graph.
+    `inputs` are the values of the placeholders. Tensors among them have the batch in front; those that have 1 there,
+    while others have more, are the same for all samples. Raises Unread if the graph does not run like that. Numbers
+    that do not depend on the batch become constants of the graph.
     """
     if reason := changes(root, graph):
         raise Changes(reason)
@@ -141,9 +143,10 @@ def _run_twice(
 ) -> tuple[Values, Values]:
     """Return the values of all nodes for both batches."""
     runs: list[Values] = []
+    own = batch_of(inputs)
     for batch in _BATCHES:
         interpreter = _Shaper(root, graph, tensors)
-        given = [_with_batch(value, batch) for value in inputs]
+        given = pytree.tree_map_only(Tensor, lambda value: _with_batch(value, own, batch), list(inputs))  # noqa: B023
         try:
             with torch.no_grad():
                 interpreter.run(*given, enable_io_processing=False)
@@ -170,10 +173,9 @@ def order_of(tensor: Tensor) -> tuple[int, ...]:
     return () if order == tuple(range(len(strides))) else order
 
 
-def _with_batch(value: object, batch: int) -> object:
-    if not isinstance(value, Tensor):
-        return value
-    return torch.empty((batch, *value.shape[1:]), dtype=value.dtype, device="meta")
+def _with_batch(value: Tensor, own: int, batch: int) -> Tensor:
+    shape = (batch, *value.shape[1:]) if value.shape[0] == own else value.shape
+    return torch.empty(shape, dtype=value.dtype, device="meta")
 
 
 def _compared(a: object, b: object) -> object:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fxquant.engines.native.inputs import batch_of
 from fxquant.engines.native.plain import returned
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.results import plain
@@ -22,7 +23,7 @@ class Shot:
 
     def __init__(self, program: Program, inputs: Sequence[Tensor]) -> None:
         (level,) = program.levels
-        batch = len(inputs[0])
+        batch = batch_of(inputs)
         self.signed = program.signed
         self._program, self._level, self._batch = program, level, batch
         self._function = program.functions[level]
@@ -60,7 +61,7 @@ class Shot:
 
 def shot(program: Program, inputs: Sequence[Tensor]) -> Shot | None:
     """Make the shot of a program for tensors like these; None if it takes more than one call of machine code."""
-    batch = len(inputs[0])
+    batch = batch_of(inputs)
     if len(program.levels) != 1 or program.outside or (program.checks and batch not in program.checked):
         return None
     (level,) = program.levels

@@ -26,9 +26,10 @@ class Import:
 
     node: fx.Node
     buffer: Buffer
-    dims: tuple[int, ...]  # of a sample
+    dims: tuple[int, ...]  # of a sample, or of all that is the same for each
     dtype: torch.dtype
     channels_last: bool
+    same: bool = False  # for all samples
 
     @property
     def layout(self) -> torch.memory_format:
@@ -36,4 +37,6 @@ class Import:
 
     def fits(self, tensor: Tensor, batch: int) -> bool:
         """Tell whether a tensor is of the size and dtype that a program takes."""
-        return tensor.shape[1:] == self.dims and tensor.shape[0] == batch and tensor.dtype == self.dtype
+        if tensor.dtype != self.dtype:
+            return False
+        return tensor.shape == self.dims if self.same else tensor.shape == (batch, *self.dims)

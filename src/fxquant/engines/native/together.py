@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from fxquant.engines.native.activations import KINDS
+from fxquant.engines.native.inputs import is_flat
 from fxquant.engines.native.results import Result
 from fxquant.engines.onednn.support import setting
 from fxquant.graph import torch_compat
@@ -132,7 +133,9 @@ class Together:
 def together(inputs: Sequence[object], batch: int, whole: bool) -> Together | None:
     """Return the inputs with their rows together; None if that is not worth it."""
     tensors = [value for value in inputs if isinstance(value, Tensor)]
-    if len({tensor.dim() for tensor in tensors}) != 1:
+    if not is_flat(inputs) or len({tensor.dim() for tensor in tensors}) != 1:
+        return None
+    if any(len(tensor) != batch for tensor in tensors):
         return None
     if whole:
         made = [value[None] if isinstance(value, Tensor) else value for value in inputs]

@@ -31,6 +31,7 @@ class Buffer:
     space: Literal["arena", "kept", "constant", "slot"] = "arena"
     offset: int = 0  # bytes
     slot: int = -1
+    same: bool = False  # for all samples: a slot without a batch
     pad: tuple[int, int] = (0, 0)
     image: tuple[int, ...] = ()  # shape of the view that the border surrounds
     levels: set[int] = field(default_factory=set)  # of the segments that use it
@@ -42,6 +43,11 @@ class Buffer:
     @property
     def bytes(self) -> int:
         return self.size * self.element
+
+    @property
+    def step(self) -> int:
+        """Bytes from one sample to the next, in a slot."""
+        return 0 if self.same else self.bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +67,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """A tensor in a buffer: shape, strides and offset in elements, without the batch. Constants have no batch."""
+    """A tensor in a buffer: shape, strides and offset in elements, without the batch, which not all have."""
 
     buffer: Buffer
     shape: tuple[int, ...]
@@ -76,7 +82,7 @@ class View:
 
     @property
     def batched(self) -> bool:
-        return self.buffer.space != "constant"
+        return self.buffer.space != "constant" and not self.buffer.same
 
     @property
     def numel(self) -> int:
