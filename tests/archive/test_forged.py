@@ -41,7 +41,12 @@ def test_files_are_refused_before_an_engine_is_asked(
 ) -> None:
     """So what one engine says of a file at load, all say; the forging tool does not ask the others."""
     asked: list[object] = []
-    monkeypatch.setattr("fxquant.api.apply_engine", lambda model, engine: asked.append(engine))
+
+    def ask(model: object, engine: object) -> object:
+        asked.append(engine)
+        return model
+
+    monkeypatch.setattr("fxquant.api.apply_engine", ask)
     engines = ("reference", "onednn", None, "auto")
     refused = 0
     for _, _, write_file in islice(crafted_cases(folder, bases), 0, None, 60):
