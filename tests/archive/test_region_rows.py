@@ -277,6 +277,60 @@ def test_modules_that_are_never_called_take_no_floats_in_the_file(branching: boo
     assert fq.explain(quantized).int8_share == 1.0
 
 
+class Spare(nn.Module):
+    """A layer with a parameter and a buffer that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.mask_token = nn.Linear(4, 4), nn.Parameter(torch.randn(4))
+        self.register_buffer("count", torch.tensor(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.fc(x)
+        return y
+
+
+def test_what_a_module_in_use_holds_besides_is_in_the_file(tmp_path: Path) -> None:
+    model, x = nn.Sequential(Spare(), nn.Sequential(nn.ReLU(), Spare())).eval(), torch.randn(2, 4)
+    quantized = fq.quantize(model, [x])
+    loaded = fq.load(fq.save(quantized, tmp_path / "model.fq"))
+    assert loaded.state_dict().keys() == quantized.state_dict().keys()
+    assert torch.equal(loaded.state_dict()["1.1.mask_token"], model[1][1].mask_token)
+
+
+class AroundScript(nn.Module):
+    """A child that is TorchScript; `branching` makes the model Python code with regions in it."""
+
+    def __init__(self, branching: bool) -> None:
+        super().__init__()
+        inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh()).eval()
+        self.branching, self.first, self.last = branching, nn.Linear(4, 4), nn.Linear(4, 2)
+        self.scripted = torch.jit.trace(inner, torch.randn(2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.scripted(self.first(x))
+        if self.branching and y.sum() > 1e9:
+            y = -y
+        out: torch.Tensor = self.last(y)
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("branching", [False, True])
+def test_a_child_of_torchscript_gets_the_numbers_of_the_file(branching: bool, tmp_path: Path) -> None:
+    model, x = AroundScript(branching).eval(), torch.randn(2, 4)
+    quantized = fq.quantize(model, [x], engine="reference")
+    path = fq.save(quantized, tmp_path / "model.fq")
+    other = AroundScript(branching).eval()
+    before = other(x)
+    loaded = fq.load(path, other, engine="reference")
+    assert torch.equal(loaded(x), quantized(x)) and torch.equal(other(x), before)
+    assert loaded.state_dict().keys() == quantized.state_dict().keys()
+    other.scripted = torch.jit.trace(nn.Sequential(nn.Linear(4, 4, bias=False)), x)
+    with pytest.raises(fq.ArchiveError, match=r"'scripted.0.bias' of shape \(4,\), the float model no such tensor"):
+        fq.load(path, other)
+
+
 @fq.wrap()
 def tuple_of(y: Tensor) -> tuple[Tensor, ...]:
     return (y, y + 1) if float(y.sum()) < 1e9 else (y,)

@@ -135,7 +135,7 @@ def _tensors(model: nn.Module, rows: Rows) -> tuple[dict[str, Tensor], Json]:
             channels_last.append(name)  # a float op left in that format adds up in another order
         tensors[name] = value.detach().cpu().contiguous().clone()
     facts = {
-        **{"ties": dict(sorted(ties.items())), "parameters": dict(sorted(parameters.items()))},
+        **{"ties": dict(sorted(ties.items())), "parameters": parameters},
         **{"unsaved": sorted(unsaved), "channels_last": sorted(channels_last)},
     }
     return tensors, facts

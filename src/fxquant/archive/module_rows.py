@@ -18,6 +18,7 @@ from fxquant.archive.value_json import from_json, is_whole, to_json
 from fxquant.config.spec import Spec
 from fxquant.errors import ArchiveError
 from fxquant.graph.region import user_class
+from fxquant.graph.torch_compat import is_scripted, script_class
 from fxquant.numerics.grid import INTEGERS, Grid
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 from fxquant.passes.convert_weights import shell_of
@@ -62,7 +63,7 @@ def stock_row(module: nn.Module) -> Row | None:
 
 def user_row(module: nn.Module) -> Row:
     """Return the row of any other module."""
-    row = {"kind": "user", "class": name_of(user_class(module))}
+    row = {"kind": "user", "class": name_of(script_class(module) if is_scripted(module) else user_class(module))}
     return {**row, "training": True} if module.training else row
 
 

@@ -6,6 +6,7 @@ model's own, which have to be of the class that the row names and to hold tensor
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fxquant.graph.lowering import await_first_call
 from fxquant.graph.own import copy_model
 from fxquant.graph.paths import find_module, join_path, set_submodule
 from fxquant.graph.region import regions
+from fxquant.graph.torch_compat import is_scripted, script_class
 from fxquant.graph.tree import Tree, place_regions, set_tree
 from fxquant.modules.substitute import FORMS
 from fxquant.passes.fill_grids import fill_grids
@@ -140,6 +142,8 @@ def _build(path: str, row: Row, part: nn.Module | None, code: Code) -> nn.Module
     if part is None:
         raise ArchiveError(f"the float model has no module {path!r}, the saved one a {row['class']}. {_AGAIN}")
     part = _checked(path, row, part)
+    if is_scripted(part):
+        return copy.deepcopy(part)
     for name in from_json(row.get("weights", ["dict"])):
         tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, part.__dict__)
         if not any(isinstance(table.get(name), Tensor) and table.pop(name) is not None for table in tables):
@@ -152,10 +156,11 @@ def _checked(path: str, row: Row, part: nn.Module) -> nn.Module:
     wanted = stock_class(row["class"])
     if type(part) in FORMS and getattr(wanted, "stands_for", None) is type(part):
         part = FORMS[type(part)](part)
-    if not same_class(type(part), row["class"]):
+    cls = script_class(part)
+    if not same_class(cls, row["class"]):
         where = f"{path!r} of the float model" if path else "the float model"
         raise ArchiveError(
-            f"{where} is a {name_of(type(part))}, but a {row['class']} was saved. {_AGAIN} "
+            f"{where} is a {name_of(cls)}, but a {row['class']} was saved. {_AGAIN} "
             "A custom module has to be there in its quantized form; its tensors come from the file."
         )
     return part
@@ -175,28 +180,48 @@ def _place(
     """Put the tensors where their names say. In regions all others go; in the user's own modules none may be over."""
     own = {path for path, row in rows.items() if row["kind"] == "user"}
     made: dict[int, nn.Parameter] = {}
-    for name, tensor in tensors.items():
+    for name in {**dict.fromkeys(parameters), **tensors}:  # parameters in the order of the model, others by name
+        tensor = tensors[name]
         owner_path, _, leaf = name.rpartition(".")
         if find_module(tree, owner_path) is None and owner_path not in own:
             set_submodule(tree, owner_path, nn.Module())
         owner = find_module(tree, owner_path)
         assert owner is not None
+        if is_scripted(owner):
+            _write_scripted(owner, leaf, name, tensor)
+            continue
         there = owner._parameters.get(leaf, owner._buffers.get(leaf))
         if owner_path in own and (there is None or there.shape != tensor.shape):
-            has = "no such tensor" if there is None else f"one of shape {tuple(there.shape)}"
-            raise ArchiveError(
-                f"the saved model has a tensor {name!r} of shape {tuple(tensor.shape)}, the float model {has}. {_AGAIN}"
-            )
-        for table in (owner._parameters, owner._buffers, owner.__dict__):
+            raise _other_tensor(name, tensor, there)
+        tables: list[dict[str, Any]] = [owner._buffers, owner._parameters, owner.__dict__]
+        kept = tables.pop(name in parameters)  # what is in its own table keeps its place there
+        for table in tables:
             table.pop(leaf, None)
         if name in parameters:
-            owner._parameters[leaf] = made.setdefault(id(tensor), nn.Parameter(tensor, parameters[name]))
-        else:
-            owner._buffers[leaf] = tensor
+            tensor = made.setdefault(id(tensor), nn.Parameter(tensor, parameters[name]))
+        kept[leaf] = tensor
         if name in unsaved:
             owner.__dict__["_non_persistent_buffers_set"] = {*owner._non_persistent_buffers_set, leaf}
     for path, module in tree.named_modules():
-        _drop_others(module, path, tensors, path in own)
+        if not is_scripted(module):
+            _drop_others(module, path, tensors, path in own)
+
+
+def _write_scripted(owner: nn.Module, leaf: str, name: str, tensor: Tensor) -> None:
+    """Write a tensor into one of TorchScript, which takes no other in its place. The module is a copy."""
+    table = owner._parameters if leaf in owner._parameters else owner._buffers
+    there = dict(table).get(leaf)  # of TorchScript, these have no get
+    if there is None or there.shape != tensor.shape or there.dtype != tensor.dtype:
+        raise _other_tensor(name, tensor, there)
+    there.detach().copy_(tensor)
+
+
+def _other_tensor(name: str, tensor: Tensor, there: Tensor | None) -> ArchiveError:
+    has = "no such tensor" if there is None else f"one of shape {tuple(there.shape)}, {there.dtype}"
+    return ArchiveError(
+        f"the saved model has a {tensor.dtype} tensor {name!r} of shape {tuple(tensor.shape)}, the float model "
+        f"{has}. {_AGAIN}"
+    )
 
 
 def _drop_others(module: nn.Module, path: str, tensors: dict[str, Tensor], is_own: bool) -> None:

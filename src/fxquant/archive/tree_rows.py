@@ -6,7 +6,7 @@ as written. The last ones hold just a class name: the float model has to have th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from fxquant.graph.lowering import reference_graph
 from fxquant.graph.paths import get_attr, join_path
 from fxquant.graph.region import Region, kernel_path_of, lowering_of, regions, stage_of
 from fxquant.graph.region_parts import Stage
+from fxquant.graph.torch_compat import is_scripted
 from fxquant.graph.tree import trees
 from fxquant.numerics.grid import Grid
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight
@@ -34,10 +35,11 @@ class Rows:
         self.rows: dict[str, Row] = {}
         self.aliases: dict[str, str] = {}
         self.read: dict[str, Tensor] = {}  # what the graphs read, by name
-        self.unrun: set[str] = set()  # modules that stand in a graph's tree, but that neither it nor code runs
+        self.unrun: set[str] = set()  # modules in a graph's tree of which neither it nor code runs anything
         self._seen: dict[nn.Module, str] = {}
         self._code = code_functions(model)
         self._visit(model, "", called=False)
+        self.unrun -= set(_prefixes((*self.rows, *self.aliases, *self.read)))
         self.trees = {path: to_json(replace(tree, concrete=())) for path, tree in trees(model).items()}
 
     def _visit(self, module: nn.Module, path: str, *, called: bool) -> None:
@@ -55,7 +57,7 @@ class Rows:
         if spellings:
             parts = {name: (each.name, each.args, each.kwargs) for name, each in spellings.items()}
             self.rows[path]["weights"] = to_json(parts)
-        for name, child in module._modules.items():
+        for name, child in () if is_scripted(module) else module._modules.items():
             if child is not None:
                 self._visit(child, join_path(path, name), called=row is not None)
 
@@ -94,6 +96,13 @@ class Rows:
                 elif not in_code:
                     self.unrun.add(at)
                 self._visit_inside(child, at, called, in_code)
+
+
+def _prefixes(names: Iterable[str]) -> Iterator[str]:
+    """Yield the paths of all modules around what goes by these names."""
+    for name in names:
+        while name := name.rpartition(".")[0]:
+            yield name
 
 
 def children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -44,7 +44,7 @@ def find_module(root: nn.Module, path: str) -> nn.Module | None:
     """
     module: nn.Module | None = root
     for step in path.split(".") if path else ():
-        module = None if module is None else module._modules.get(step)
+        module = None if module is None or step not in module._modules else module._modules[step]
     return module
 
 

@@ -224,6 +224,11 @@ def class_before_script(module: nn.Module) -> type:
     return found if isinstance(found, type) else type(module)
 
 
+def script_class(module: nn.Module) -> type:
+    """Return the class of a module; one and the same of all that are scripted, traced, loaded, or copies of these."""
+    return torch.jit.ScriptModule if is_scripted(module) else type(module)
+
+
 def is_scripted(module: nn.Module) -> bool:
     """Tell whether a module is TorchScript, which has tables and code of its own."""
     return isinstance(module, torch.jit.ScriptModule)

@@ -26,6 +26,7 @@ from fxquant.errors import CaptureError, Reason
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.paths import is_within, join_path
 from fxquant.graph.region import Region, origin_of, set_origin
+from fxquant.graph.torch_compat import is_scripted
 from fxquant.graph.tree import Left, Tree, place_regions, set_tree, weighted_parts
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -59,6 +60,8 @@ class _Pieces:
             return
         if path in self.request.leaf_names or isinstance(module, tuple(self.request.leaf_classes)):
             self._leave(path, module, Cause.CONFIGURED.because())
+        elif is_scripted(module):
+            self._leave(path, module, Cause.SCRIPTED.because())
         elif is_weighted_leaf(module, self.request.ops):
             self._visit_leaf(path, module)
         elif type(module).__module__.startswith("torch.nn") and not isinstance(module, _CONTAINERS):

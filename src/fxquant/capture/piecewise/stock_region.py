@@ -26,7 +26,7 @@ CHILD = "op"
 def is_weighted_leaf(module: nn.Module, ops: OpTable) -> bool:
     """Tell whether a module is a weighted op of the table whose `forward` is torch's own."""
     op = ops.of(type(module))
-    forward = type(module).forward
+    forward = getattr(type(module), "forward", None)  # which the class of TorchScript's modules has for instances alone
     return (
         op is not None
         and op.has_weight

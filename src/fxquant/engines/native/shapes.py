@@ -151,7 +151,8 @@ def _run_twice(
             with torch.no_grad():
                 interpreter.run(*given, enable_io_processing=False)
         except Exception as error:  # anything that code of a model can raise
-            raise Unread(f"its shapes cannot be found without data ({type(error).__name__}: {error})") from error
+            first = str(error).strip().partition("\n")[0]  # torch.fx adds the node and its own advice
+            raise Unread(f"its shapes cannot be found without data ({type(error).__name__}: {first})") from error
         runs.append(interpreter.env)
     return runs[0], runs[1]
 
