@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import types
+from typing import Any, cast
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fxquant.capture import InputError, capture
 from fxquant.capture.capture import Method
+from fxquant.capture.exported.sizes import conditions
 from fxquant.errors import CaptureError
 from fxquant.graph.region import origin_of
 
@@ -38,6 +42,18 @@ def test_arithmetic_on_sizes_holds_at_other_sizes(method: Method) -> None:
         for shape in ((1, 6, 8), (5, 6, 8), (2, 10, 8)):
             x = torch.randn(shape)
             assert torch.equal(region(x), model(x))
+
+
+@pytest.mark.parametrize("word", ["max", "torch.sym_max"])
+def test_guards_of_both_spellings_are_read(word: str) -> None:
+    program = types.SimpleNamespace(_guards_code=[f"{word}(1, L['x'].size()[1] // 2) == 4"])
+    x = torch.randn(3, 8)
+    found = conditions(cast(Any, program), {"x": x}, [x])
+    assert found == [
+        ("==", ("size", 0, 0), 3),
+        ("==", ("size", 0, 1), 8),
+        ("==", ("max", 1, ("//", ("size", 0, 1), 2)), 4),
+    ]
 
 
 class Parity(nn.Module):

@@ -32,9 +32,10 @@ class _Rewrite(ast.NodeTransformer):
         raise _NotASize(ast.unparse(node))
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if ast.unparse(node.value) != "math":
+        # `math.ceil`, and in newer torch `torch.sym_max` for `max`
+        if ast.unparse(node.value) not in ("math", "torch"):
             raise _NotASize(ast.unparse(node))
-        return ast.Name(id=node.attr, ctx=ast.Load())
+        return ast.Name(id=node.attr.removeprefix("sym_"), ctx=ast.Load())
 
 
 def conditions(
