@@ -109,3 +109,21 @@ def test_meta_and_back() -> None:
         empty = empty.to_empty(device="cpu")
         empty.load_state_dict(state)
         assert torch.equal(empty(x), before)
+
+
+@pytest.mark.parametrize("engine", ["reference", "onednn", "native"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_part_that_is_moved_by_itself(dtype: torch.dtype, engine: Any) -> None:
+    pytest.importorskip("llvmlite" if engine == "native" else "torch")
+    x = torch.randn(4, 16)
+    model = fq.quantize(Net().eval(), [x], engine=engine)
+    with torch.no_grad():
+        before = model(x)
+        model.first.to(dtype)  # integers and their scales have no other form
+        assert torch.equal(model(x), before) and model.first.weight_scale.dtype == torch.float32
+        model.norm.to(dtype)
+        name = str(dtype).removeprefix("torch.")
+        with pytest.raises(fq.errors.StageError, match=f"'norm' is {name}.*move the whole model"):
+            model(x)
+        model.norm.float()
+        assert torch.allclose(model(x), before, atol=1e-2)

@@ -12,7 +12,7 @@ import torch
 
 from fxquant.errors import FirstCallError, FxQuantError, InputError
 from fxquant.graph import torch_compat
-from fxquant.graph.explain_failure import as_input_error
+from fxquant.graph.explain_failure import explained
 from fxquant.graph.float_dtype import cast, cast_halves, own_dtype
 from fxquant.graph.paths import find_module
 
@@ -38,7 +38,7 @@ def call_lowered(
     try:
         return _answer(region, parts, lowering, otherwise, args, kwargs)
     except Exception as error:
-        told = as_input_error(region, error, lowering.float_dtype, args, kwargs)
+        told = explained(region, error, lowering.float_dtype, args, kwargs)
         if told is None:
             raise
         raise told from error

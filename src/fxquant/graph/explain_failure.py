@@ -1,7 +1,8 @@
 """An error of torch in a converted graph, told as one of the call: which input is unlike the example's, and how.
 
-Wrong channels, axes or dtypes are found by kernels, far from the call, in words that differ by engine. What code of the
-user's raises, in a hook or in a module that is not looked into, stays as it is.
+Wrong channels, axes or dtypes are found by kernels, far from the call, in words that differ by engine; and so is a part
+that was moved to another dtype by itself. What code of the user's raises, in a hook or in a module that is not looked
+into, stays as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fxquant.errors import UnlikeInputError
+from fxquant.errors import FxQuantError, StageError, UnlikeInputError
+from fxquant.graph.float_dtype import own_dtype
 
 if TYPE_CHECKING:
     from fxquant.graph.region import Region
@@ -23,27 +25,45 @@ _OF_TORCH = (RuntimeError, IndexError, ValueError, ZeroDivisionError)  # what to
 _PACKAGES = ("torch", "fxquant", "onnxruntime", "openvino")  # whose code runs graphs and kernels
 
 
-def as_input_error(
+def explained(
     region: Region,
     error: Exception,
     outside: torch.dtype | None,
     args: tuple[object, ...],
     kwargs: dict[str, object],
-) -> UnlikeInputError | None:
-    """Return the error of a call whose inputs are unlike the example's.
+) -> FxQuantError | None:
+    """Return the error of a call whose inputs are unlike the example's, or of a part that has another dtype.
 
-    None if they are like them, or if code of the user's failed. `outside` is the float dtype that the region was moved
+    None if there is no such thing, or if code of the user's failed. `outside` is the float dtype that the region was moved
     to, if it was.
     """
     if type(error) not in _OF_TORCH or _of_user(error.__traceback__):
         return None
     found = _unlike(region, outside, args, kwargs)
-    if not found:
-        return None
     reason = next(iter(str(error).splitlines()), "").rstrip(". ")
+    if not found:
+        return _moved(region, reason)
     return UnlikeInputError(
         f"{'; '.join(found)}. The model fails on that: {reason}. Pass inputs with the axes, channels and dtypes of the "
         "example, or, where the float model takes these, capture it again with them."
+    )
+
+
+def _moved(region: Region, reason: str) -> StageError | None:
+    """Return an error that names the parts of a region that have another float dtype than it, if there are some."""
+    own, found = own_dtype(region.graph), []
+    for path, module in region.named_modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None and tensor.is_floating_point() and tensor.dtype != own:
+                found.append(f"{path!r} is {str(tensor.dtype).removeprefix('torch.')}")
+                break
+    if not found:
+        return None
+    own_name = str(own).removeprefix("torch.")
+    return StageError(
+        f"the model computes in {own_name} inside, and {', '.join(found[:3])}: {reason}. A part of a converted model "
+        f"is not moved by itself: move it back, with .to(torch.{own_name}), and move the whole model, which casts what "
+        "comes in and goes out."
     )
 
 

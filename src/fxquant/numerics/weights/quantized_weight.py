@@ -13,12 +13,13 @@ from fxquant.config.spec import Spec
 from fxquant.graph import torch_compat
 from fxquant.graph.nibbles import pack, unpack
 from fxquant.numerics.affine import dequantize
+from fxquant.numerics.buffers import KeepsDtypes
 from fxquant.numerics.checked_state import CheckedState
 from fxquant.numerics.weights.readable import Readable, readable
 
 
-class QuantizedWeight(CheckedState):
-    """Holds what is left of a weighted module: integer `weight`, its qparams, and the bias.
+class QuantizedWeight(KeepsDtypes, CheckedState):
+    """Holds what is left of a weighted module: integer `weight`, its qparams, and the bias, whatever it is cast to.
 
     Graphs and kernels read the integers. `forward` is for the user's own code, where that runs: the float op on the
     dequantized weight.
