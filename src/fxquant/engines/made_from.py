@@ -17,6 +17,7 @@ from fxquant.engines.onednn.weight_only_linear import WeightOnlyLinear
 from fxquant.graph.region import Region
 from fxquant.graph.standing import Standing, stand_there
 from fxquant.numerics.grid import Grid
+from fxquant.numerics.sampled import Bytes, read, sampled
 from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 
 _version = operator.attrgetter("_version")
@@ -33,6 +34,8 @@ class MadeFrom:
     versions: list[int]
     placed: list[Tensor]  # those with memory of their own: sparse ones have none
     pointers: list[int]  # to it, which `tensor.data = ...` makes another
+    samples: list[Bytes]  # of what is in it, for writes that are not counted
+    read: bytes
     modes: list[tuple[nn.Module, bool]]  # those that do another thing in train mode, and whether they are in it
     blind: bool  # some do not count what is written to them
 
@@ -43,6 +46,8 @@ class MadeFrom:
         if list(map(_version, self.counted)) != self.versions:
             return False
         if list(map(Tensor.data_ptr, self.placed)) != self.pointers:
+            return False
+        if read(self.samples) != self.read:
             return False
         return all(module.training is training for module, training in self.modes)
 
@@ -55,6 +60,7 @@ class MadeFrom:
             places=(*zip(self.tables, self.names, self.tensors, strict=True), *modes),
             pointers=tuple(zip(self.placed, self.pointers, strict=True)),
             versions=tuple(zip(self.counted, self.versions, strict=True)),
+            memory=tuple((piece, piece.tobytes()) for sample in self.samples for piece in sample),
         )
 
     def digest(self) -> int:
@@ -86,6 +92,7 @@ def made_from(region: Region) -> MadeFrom:
     bases = (tensor if tensor._base is None else tensor._base for tensor in tensors)
     counted = list({id(tensor): tensor for tensor in bases}.values())
     placed = [tensor for tensor in tensors if tensor.layout is torch.strided]
+    samples = [] if blind else [sample for sample in map(sampled, placed) if sample is not None]
     return MadeFrom(
         tables=[table for table, _, _ in places],
         names=[name for _, name, _ in places],
@@ -94,6 +101,8 @@ def made_from(region: Region) -> MadeFrom:
         versions=[] if blind else list(map(_version, counted)),
         placed=placed,
         pointers=list(map(Tensor.data_ptr, placed)),
+        samples=samples,
+        read=read(samples),
         modes=modes,
         blind=blind,
     )

@@ -34,8 +34,8 @@ def explained(
 ) -> FxQuantError | None:
     """Return the error of a call whose inputs are unlike the example's, or of a part that has another dtype.
 
-    None if there is no such thing, or if code of the user's failed. `outside` is the float dtype that the region was moved
-    to, if it was.
+    None if there is no such thing, or if code of the user's failed. `outside` is the float dtype that the region was
+    moved to, if it was.
     """
     if type(error) not in _OF_TORCH or _of_user(error.__traceback__):
         return None

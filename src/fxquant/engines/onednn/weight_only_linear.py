@@ -66,7 +66,8 @@ class WeightOnlyLinear(nn.Module):
 
     def _constants(self) -> tuple[Tensor, ...]:
         """Return the scales in bfloat16, with the packed weight for int4; made once."""
-        holder, stamp = self.holder, self.holder.stamp()
+        holder = self.holder
+        stamp = holder.stamp(), holder.sample("weight_scale")
         if self.packed[0] != stamp:
             scale = holder.weight_scale.to(torch.bfloat16)
             made: tuple[Tensor, ...] = (scale,)

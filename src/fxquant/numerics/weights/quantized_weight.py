@@ -15,6 +15,7 @@ from fxquant.graph.nibbles import pack, unpack
 from fxquant.numerics.affine import dequantize
 from fxquant.numerics.buffers import KeepsDtypes
 from fxquant.numerics.checked_state import CheckedState
+from fxquant.numerics.sampled import sampled
 from fxquant.numerics.weights.readable import Readable, readable
 
 
@@ -127,17 +128,33 @@ class QuantizedWeight(KeepsDtypes, CheckedState):
         return view
 
     def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in self.__dict__.items() if key != "_views"}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_views", "_samples")}
 
     def stamp(self) -> object:
-        """Another value after any of the tensors was written to, or replaced; equal before, for copies made of them."""
+        """Another value after any of the tensors was written to, or replaced; equal before, for copies made of them.
+
+        Of writes that torch does not count, those to the whole weight are seen.
+        """
         tables = (self._parameters, self._buffers)
         if self._modules:  # a parametrization, say; to search for such takes longer than many kernels
             tables = (dict(self.named_parameters()), dict(self.named_buffers()))
         try:
-            return [(id(x), x._version, x.data_ptr()) for table in tables for x in table.values() if x is not None]
+            found = [(id(x), x._version, x.data_ptr()) for table in tables for x in table.values() if x is not None]
         except RuntimeError:  # inference tensors do not count writes
             return object()
+        return found, self.sample("weight")
+
+    def sample(self, name: str) -> bytes:
+        """Return a few bytes of a tensor, by which writes are seen that torch does not count."""
+        tensor = self._buffers.get(name)
+        if tensor is None:
+            return b""
+        samples = self.__dict__.setdefault("_samples", {})
+        kept, pointer, view = samples.get(name, (None, 0, None))
+        if kept is not tensor or pointer != tensor.data_ptr():
+            view = sampled(tensor)
+            samples[name] = tensor, tensor.data_ptr(), view
+        return b"" if view is None else view.tobytes()
 
     @property
     def float_dtype(self) -> torch.dtype:

@@ -4,13 +4,18 @@ conv.weight                   the tensor
 conv.weight().dequantize()    its real values, in float
 conv.weight().int_repr()      its integers
 conv.bias()                   the real values
+
+What is made of the integers is made again when they are written to, which torch counts, but not through numpy, DLPack
+or `tensor.data`. So an array of such a tensor is for reading, DLPack gets a copy, and `data` is the tensor itself.
 """
 
 from __future__ import annotations
 
 from typing import Any, SupportsIndex, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -25,6 +30,30 @@ class Readable(Tensor):
     def is_of(self, owner: object) -> bool:
         """Tell whether this is a view of that module's tensor."""
         return self._owner is owner
+
+    @property
+    def data(self) -> Tensor:
+        return self.as_subclass(Tensor).detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        self._owner.held(self._name).data = value
+
+    def detach(self) -> Tensor:
+        return readable(self.as_subclass(Tensor).detach(), self._owner, self._name)
+
+    def numpy(self, *, force: bool = False) -> NDArray[Any]:
+        found: NDArray[Any] = self.as_subclass(Tensor).numpy(force=force)
+        found.flags.writeable = False
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.numpy(), dtype=dtype, copy=copy) if copy else np.asarray(self.numpy(), dtype=dtype)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        if how.pop("copy", None) is False:
+            raise BufferError("the weight of a converted model is given as a copy")
+        return self.as_subclass(Tensor).clone().__dlpack__(**how)
 
     def __call__(self) -> Tensor:
         if self._name == "bias":
