@@ -92,5 +92,61 @@ def test_autocast_stays_out_of_regions_of_code_that_runs_as_written() -> None:
     model = fq.quantize(Outer().eval(), [x], method="piecewise")
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         found = model(x)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, model(x), atol=0.1, rtol=0)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), model(x), atol=0.1, rtol=0)
+
+
+class Casting(nn.Module):
+    """Asks for the dtypes of what its layers return, and mixes them with results of its own."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.inside, self.first, self.middle = inside, nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+        self.norm, self.last = nn.LayerNorm(6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.inside or torch.is_autocast_enabled("cpu")):
+            first = self.first(x)
+            if first.dtype == torch.bfloat16:
+                first = first * 2
+            product = first @ torch.eye(6)
+            product[:1] = self.middle(x)[:1]
+            product.index_add_(0, torch.tensor([1]), self.middle(x)[1:2])
+            normed, raised = self.norm(x), x + self.middle(x)
+        last = self.last(x if float(x.sum()) < 1e9 else -x)
+        return {"product": product, "list": [normed, raised], "last": last, "dtypes": [str(first.dtype)]}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("inside", [True, False])
+def test_under_autocast_code_finds_the_dtypes_of_the_float_model(engine: str, inside: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Casting(inside).eval(), torch.randn(3, 6)
+    quantized = fq.quantize(model, [x], engine=engine, precision="int8")
+    for cast in (False, True, False):
+        for given in (x, x, x[:2]):
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                expected, found = model(given), quantized(given)
+            expected, found = [torch.utils._pytree.tree_leaves(each) for each in (expected, found)]
+            for theirs, ours in zip(expected, found, strict=True):
+                assert getattr(ours, "dtype", ours) == getattr(theirs, "dtype", theirs)
+                if isinstance(theirs, Tensor):
+                    torch.testing.assert_close(ours.float(), theirs.float(), atol=0.15, rtol=0)
+
+
+def test_a_layer_that_the_model_itself_gives_halves_is_told_of() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                y: Tensor = self.last(self.first(x))
+            return y
+
+    x = torch.randn(3, 6)
+    quantized = fq.quantize(Halves().eval(), [x], engine="reference")
+    assert quantized(x).dtype == torch.bfloat16
+    (left,) = [each for each in fq.explain(quantized).left if each.path == "last"]
+    assert "torch.autocast" in left.reason and "x.float()" in left.hint

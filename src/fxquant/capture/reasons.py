@@ -63,6 +63,10 @@ class Cause(Enum):
     CONFIGURED = ("the custom config says that it is non-traceable", "take it out of the custom config")
     SCRIPTED = ("a TorchScript module is one call", "use the module that it was made of")
     WRAPPED = ("wrapped: its body is left as written", "give example inputs that reach all of the body")
+    AUTOCAST = (
+        "it is called under torch.autocast, which the model switches on, with inputs of half precision",
+        "leave autocast out for inference, or give the module x.float()",
+    )
     OTHER_CALLS = (
         "one graph does not cover all of its calls: {found}",
         "give the calls the same kind of arguments, or use one module for each",

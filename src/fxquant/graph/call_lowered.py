@@ -12,6 +12,7 @@ import torch
 
 from fxquant.errors import FirstCallError, FxQuantError, InputError
 from fxquant.graph import torch_compat
+from fxquant.graph.autocast import Dtypes, call_kind, dtypes_in_float, fit
 from fxquant.graph.explain_failure import explained
 from fxquant.graph.float_dtype import cast, cast_halves, own_dtype
 from fxquant.graph.paths import find_module
@@ -75,8 +76,10 @@ def _run(
             return found
     if devices := torch_compat.autocasting():  # kernels know nothing of it, so that no op is to
         own = own_dtype(region.graph)
+        inside = parts.origin.path and not torch.compiler.is_compiling()
+        dtypes = _expected(region, lowering, args, kwargs) if inside else None
         with torch_compat.without_autocast(devices):
-            return _run(region, parts, lowering, otherwise, *cast_halves((args, kwargs), own))
+            return fit(_run(region, parts, lowering, otherwise, *cast_halves((args, kwargs), own)), dtypes)
     if lowering.filled is not None:
         lowering.filled.ready(region)
         error = None if torch.compiler.is_compiling() else lowering.filled.refuses(args, kwargs)
@@ -86,6 +89,14 @@ def _run(
     if lowering.runner is not None and not torch.compiler.is_compiling():
         return lowering.runner(region, args, kwargs)
     return region.run_graph(args, kwargs)
+
+
+def _expected(region: Region, lowering: Lowering, args: tuple[object, ...], kwargs: dict[str, object]) -> Dtypes | None:
+    """Return the dtypes that code around a region expects of it under autocast."""
+    kind = call_kind(args, kwargs)
+    if kind not in lowering.cast_results and lowering.filled is not None:
+        lowering.cast_results[kind] = dtypes_in_float(region, lowering.filled.graph(region), args, kwargs)
+    return lowering.cast_results.get(kind)
 
 
 def _first_call(region: Region, lowering: Lowering, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

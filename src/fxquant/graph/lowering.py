@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import abc
 import types
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor, fx, nn
 
 from fxquant.errors import InputError
+from fxquant.graph.autocast import Dtypes
 from fxquant.graph.encode import EncodedGraph, decode_graph
 from fxquant.graph.paths import free_path
 from fxquant.graph.region import Region, instead_of, lowering_of, regions, set_instead, set_lowering, stage_of
@@ -107,6 +108,7 @@ class Lowering:
     runner: Runner | None = None
     kernel_path: str = ""  # where the kernels of a lowered graph are
     float_dtype: torch.dtype | None = None  # of floats outside, if not what they are inside; see float_dtype.py
+    cast_results: dict[Hashable, Dtypes | None] = field(default_factory=dict)  # see autocast.py
     source: str = ""  # the file that it came from, until a call went well
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.hooks import RemovableHandle
 
 from fxquant.graph.qdq_ops import plain_functions, register_decomposed, register_own
@@ -214,6 +215,12 @@ def without_autocast(devices: Sequence[str]) -> Iterator[None]:
         for device in devices:
             stack.enter_context(torch.autocast(device, enabled=False))
         yield
+
+
+def fake_tensors() -> tuple[contextlib.AbstractContextManager[object], Callable[[torch.Tensor], torch.Tensor]]:
+    """Return a context in which ops compute sizes and dtypes alone, and what makes a tensor for it of a real one."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return mode, mode.from_tensor
 
 
 def class_before_script(module: nn.Module) -> type:

@@ -239,7 +239,7 @@ class _Builder:
         """`with torch.no_grad()` and disabled autocast come as subgraphs; put their nodes where they are called."""
         at = 1 if node.target is _GRAD else 4
         if node.target is _AUTOCAST and node.args[2]:
-            raise CaptureError("torch.export: the model uses torch.autocast. Take it out, or use method='symbolic'.")
+            raise CaptureError("torch.export: the model uses torch.autocast. Take it out, or use method='piecewise'.")
         subgraph = self.env[cast(fx.Node, node.args[at])]
         names = [inner for inner in subgraph.graph.nodes if inner.op == "placeholder"]
         for inner, outer in zip(names, node.args[at + 1 :], strict=True):

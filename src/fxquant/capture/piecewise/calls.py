@@ -31,10 +31,11 @@ _HARMLESS_METHODS = frozenset(("size", "dim", "numel", "__len__", "stride", "is_
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of one call."""
+    """The arguments of one call, and whether torch.autocast was on."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    cast: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +120,7 @@ def _hooked(tree: nn.Module, recording: Calls, running: list[str]) -> Iterator[N
             running.append(path)
             calls = recording.calls.setdefault(path, [])
             if len(calls) - earlier.get(path, 0) < _MOST_CALLS:
-                calls.append(Call(copy_inputs(args), copy_inputs(kwargs)))
+                calls.append(Call(copy_inputs(args), copy_inputs(kwargs), bool(torch_compat.autocasting())))
 
         def leave(module: nn.Module, args: object, output: object) -> None:
             running.pop()

@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from fxquant.capture.piecewise.calls import Call
+from fxquant.capture.reasons import Cause
 from fxquant.capture.run_untraced import difference, run
 from fxquant.capture.source_lines import reason
 from fxquant.errors import CaptureError
@@ -87,4 +88,5 @@ def _check(region: Region, module: nn.Module, calls: list[Call]) -> None:
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(f"{type(module).__name__} does not run as a region: {reason(error)}") from error
+        why = Cause.AUTOCAST.because() if any(call.cast for call in calls) else None
+        raise CaptureError(f"{type(module).__name__} does not run as a region: {reason(error)}", why=why) from error
