@@ -373,3 +373,17 @@ def test_ranges_of_a_calibrated_lstm_load_into_one_that_trains() -> None:
     with torch.no_grad():
         rounded, plain = trained.eval()(x), calibrated(x)
     assert 0 < float((rounded - plain).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize("curve", [nn.Hardsigmoid, nn.Sigmoid, nn.Tanh])
+def test_a_range_that_is_known_needs_no_statistics_to_train_on(curve: type[nn.Module]) -> None:
+    """Calibration keeps nothing of such a tensor, and training has a quantizer for it."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 1), curve(), nn.Conv2d(4, 4, 1)), torch.randn(2, 3, 4, 4)
+    calibrated = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping("x86"), (x,))
+    fq.calibrate(calibrated, [x])
+    trained = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping("x86"), (x,))
+    trained.load_state_dict(calibrated.state_dict())
+    with torch.no_grad():
+        rounded, plain = trained.eval()(x), calibrated(x)
+    assert 0 < float((rounded - plain).abs().max()) < 0.05

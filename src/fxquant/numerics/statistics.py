@@ -101,7 +101,9 @@ class Quantizers(nn.ModuleDict):
             quantizer = self[name]
             assert isinstance(quantizer, FakeQuant)
             found = _load(quantizer.spec, tensors, loaded)
-            if found is not None:
+            if kept_for(quantizer.spec) is None:  # its range is known, so that calibration keeps nothing of it
+                state_dict.update({f"{own}{name}.{key}": value for key, value in quantizer.state_dict().items()})
+            elif found is not None:
                 plain = FakeQuant(found[0].spec, name)
                 recall(plain, found)
                 state_dict.update({f"{own}{name}.{key}": value for key, value in plain.state_dict().items()})
