@@ -343,3 +343,30 @@ def test_examples_may_be_keywords_alone() -> None:
     x = torch.randn(4, 8)
     prepared = fq.prepare_fx(Masks().eval(), fq.get_default_qconfig_mapping(), example_kwargs={"x": x})
     assert fq.convert_fx(fq.calibrate(prepared, [{"x": x}]))(x=x).shape == (4, 4)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_frozen_model_is_not_calibrated(training: bool) -> None:
+    x = torch.randn(4, 8)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).train(training)
+    if training:
+        prepared = fq.prepare_qat_fx(model, fq.get_default_qat_qconfig_mapping(), (x,))
+    else:
+        prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,))
+    prepared(x)
+    with pytest.raises(fq.StageError, match=r"scales are fixed\. Calibrate before fxquant"):
+        fq.calibrate(fq.freeze(prepared), [x])
+
+
+def test_what_is_no_input_says_what_to_give(capfd: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(4, 8)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Flatten(1)).eval()
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,))
+    with pytest.raises(fq.CalibrationError, match=r"batch 1, a ndarray, .* torch\.from_numpy"):
+        fq.calibrate(prepared, [x.numpy()])
+    with pytest.raises(fq.CalibrationError, match="The model takes 'input': give dicts by") as told:
+        fq.calibrate(prepared, [{"y": x}])
+    assert len(str(told.value)) < 300  # without all the forms that torch's op has
+    with pytest.raises(fq.CalibrationError, match="batch 1"):
+        fq.calibrate(prepared, [torch.randn(3)])
+    assert capfd.readouterr().err == ""  # torch.fx printed the code of the graph

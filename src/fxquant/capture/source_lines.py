@@ -136,5 +136,5 @@ def reason_in_graph(error: BaseException) -> str:
 
 
 def _short(message: str) -> str:
-    text = " ".join(message.split())
+    text = " ".join(message.split()).partition(", but expected one of: *")[0]  # torch lists all forms of an op
     return text if len(text) < _LONG else f"{text[:_LONG]} ..."

@@ -65,6 +65,7 @@ def calibrate(
     if prepared.training:
         raise StageError("calibrate runs in eval mode: call prepared.eval() first.")
     check_data(data)
+    _refuse_frozen(prepared)
     count, lengths = 0, set[int]()
     watchers = [module for module in prepared.modules() if isinstance(module, Watcher)]
     with (
@@ -84,6 +85,14 @@ def calibrate(
     if stages and observers and not any(observer.seen for observer in observers):
         _tell_of_no_data(count, batch if count else None)
     return prepared
+
+
+def _refuse_frozen(prepared: nn.Module) -> None:
+    """Raise if no data would change anything: all scales are fixed."""
+    watched = any(isinstance(module, Watcher) for module in prepared.modules())
+    states = {module.state for module in prepared.modules() if isinstance(module, FakeQuant) and module.observer}
+    if states == {"frozen"} and not watched:
+        raise StageError("calibrate got a frozen model, whose scales are fixed. Calibrate before fxquant.freeze.")
 
 
 def _tell_of_no_data(count: int, batch: object) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from fxquant.capture.source_lines import calls_of, reason_in_graph
 from fxquant.errors import CalibrationError, FxQuantError
+from fxquant.graph.tree import tree_of
 
 
 @contextmanager
@@ -21,8 +24,18 @@ def naming_batch(number: int, batch: object, model: nn.Module) -> Iterator[None]
     except Exception as error:
         raise CalibrationError(
             f"batch {number}, {shapes_of(batch)}, fails{_module(error, model)}: {_message(error)} "
-            "Give batches that the float model takes, with the shapes and dtypes of its example inputs."
+            f"{_advice(batch, model)}"
         ) from error
+
+
+def _advice(batch: object, model: nn.Module) -> str:
+    """Return what to do: about a batch that is no input at all, just that."""
+    names = tree_of(model).input_names
+    if any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(batch)):
+        return "Give tensors: torch.from_numpy(array)."
+    if isinstance(batch, Mapping) and names and batch.keys().isdisjoint(names):
+        return f"The model takes {', '.join(map(repr, names))}: give dicts by these names, or tuples."
+    return "Give batches that the float model takes, with the shapes and dtypes of its example inputs."
 
 
 def shapes_of(batch: object) -> str:

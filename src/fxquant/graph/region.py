@@ -189,6 +189,8 @@ class Region(fx.GraphModule):
     def recompile(self) -> PythonCode:
         """Make `forward` of the graph."""
         code = super().recompile()
+        # fx's own prints generated code when a call fails, and drops the traceback
+        type(self).__call__ = Region.__call__  # type: ignore[method-assign]
         type(self).forward = _seen_by_tracers(type(self).forward)  # of a class that this instance alone has
         return code
 
