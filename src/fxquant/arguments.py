@@ -248,7 +248,7 @@ def check_calibrated(model: nn.Module, caller: str) -> None:
     if not is_calibrated(model, caller):
         static = _need_data(model)
         trained = any(q.spec.learn is not None for q in static)
-        todo = "Train it, or run" if trained else "Run"
+        todo = "Train it (after prepared.train()), or run" if trained else "Run"
         raise StageError(
             f"the model was not {'trained' if trained else 'calibrated'}: "
             f"none of its {len(static)} quantizers saw data. "
