@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import fxquant as fq
 from fxquant import compat
 from fxquant.engines.native.apply import has_native
+from fxquant.engines.onednn import kernels
 from fxquant.errors import InputError
 
 ENGINES = ["onednn", *(["native"] if has_native() else [])]
@@ -188,3 +189,12 @@ def test_nan_that_arises_inside_is_the_integer_0(engine: str, signed: bool, divi
     found = fq.convert_fx(prepared, engine=fq.Native(cache=None) if engine == "native" else engine)
     for _ in range(2):
         assert torch.allclose(found(x), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("saturates", [True, False])
+def test_numbers_beyond_32_bits_take_the_nearest_end(saturates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not saturates:  # as in torch 2.15
+        monkeypatch.setattr(kernels, "_saturates", lambda: False)
+    x = torch.tensor([math.inf, -math.inf, 1e30, -1e30, 0.5, math.nan]).repeat(16)
+    expected = torch.tensor([255, 0, 255, 0, 186, 3], dtype=torch.uint8).repeat(16)
+    assert torch.equal(kernels.quantize(x, 0.01, 136, 0, 255, torch.uint8, 3), expected)

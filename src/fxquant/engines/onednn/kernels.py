@@ -104,7 +104,7 @@ def quantize(
     if x.dtype == torch.float32 and dtype in _QUANTIZED and _fast(x) and _is_orderly(x):
         step: Any = scale  # with the zero point both numbers, or tensors, in a trace
         zero: Any = zero_point
-        x = _without_nan(x, scale, zero_point, nan)
+        x = _within(_without_nan(x, scale, zero_point, nan), scale, zero_point, quant_min, quant_max)
         q = _plain(torch.quantize_per_tensor(x, step, zero, _QUANTIZED[dtype]), dtype)
         return q if quant_max - quant_min == 255 else q.clamp_(quant_min, quant_max)
     _check_float(x)
@@ -119,6 +119,24 @@ def _without_nan(x: Tensor, scale: float | Tensor, zero_point: int | Tensor, nan
     if torch_compat.is_traced() or has_nan(x):
         return torch.nan_to_num(x, (nan - zero_point) * scale, math.inf, -math.inf)
     return x
+
+
+def _within(x: Tensor, scale: float | Tensor, zero_point: int | Tensor, quant_min: int, quant_max: int) -> Tensor:
+    """Hold numbers near their grid, where torch's kernel would take those beyond 32 bits for the lowest one."""
+    if isinstance(scale, Tensor) or isinstance(zero_point, Tensor) or _saturates():
+        return x
+    return x.clamp((quant_min - zero_point - 1) * scale, (quant_max - zero_point + 1) * scale)
+
+
+@functools.cache
+@torch_compat.on_plain_sizes
+def _saturates() -> bool:
+    """Tell whether torch's kernel gives numbers of any size the nearest end of a grid.
+
+    In torch 2.15 a zero point that is added to the largest number of 32 bits makes the lowest of it.
+    """
+    far = torch.quantize_per_tensor(torch.full((64,), 1e30, device="cpu"), 1.0, 128, torch.quint8)
+    return bool((far.int_repr() == 255).all())
 
 
 def has_nan(value: object) -> bool:
