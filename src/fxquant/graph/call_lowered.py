@@ -70,8 +70,8 @@ def _run(
     kwargs: dict[str, object],
 ) -> object:
     runner = lowering.runner
-    if runner is not None and not kwargs and not torch.compiler.is_compiling():
-        found = runner.repeat(region, args)
+    if runner is not None and not torch.compiler.is_compiling():
+        found = runner.repeat(region, args, kwargs)
         if found is not NotImplemented:
             return found
     if devices := torch_compat.autocasting():  # kernels know nothing of it, so that no op is to

@@ -78,7 +78,7 @@ class Runner(abc.ABC):
     def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Return what the region returns for a call."""
 
-    def repeat(self, region: Region, args: tuple[object, ...]) -> object:
+    def repeat(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Answer a call like an earlier one, if nothing has changed since then; NotImplemented for others."""
         return NotImplemented
 

@@ -212,6 +212,92 @@ def test_signed_grids_see_nan(shots: list[int]) -> None:
     assert sqnr_db(plain(x).detach(), model(x).detach()) > 20
 
 
+class Optional(nn.Module):
+    """Arguments that are left out, given by name, or no tensors; an input goes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 12), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor, factor: Tensor | None = None, twice: bool = False) -> dict[str, Tensor]:
+        y = self.a(x).relu()
+        y = self.b(y if factor is None else y * factor)
+        return {"y": y + y if twice else y, "x": x}
+
+
+def native_and_reference(model: nn.Module, example: dict[str, Any]) -> list[nn.Module]:
+    prepared = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping("x86"), example_kwargs=example)
+    prepared(**example)
+    return [fq.convert_fx(prepared, engine=engine) for engine in ("native", "reference")]
+
+
+def test_calls_by_name_and_with_defaults(shots: list[int]) -> None:
+    x, factor = torch.randn(2, 5, 8), torch.rand(2, 5, 1)
+    for example in ({"x": x}, {"x": x, "factor": factor}, {"factor": factor, "twice": True, "x": x}):
+        model, plain = native_and_reference(Optional(), example)
+        with torch.no_grad():
+            for _ in range(3):
+                model(**example)
+            shots.clear()
+            given = {name: torch.rand_like(value) if name != "twice" else value for name, value in example.items()}
+            found, expected = model(**given), plain(**given)
+        assert shots and found["x"] is given["x"]
+        assert sqnr_db(expected["y"], found["y"]) > 40
+
+
+def test_other_values_of_arguments_are_seen(shots: list[int]) -> None:
+    x = torch.randn(2, 5, 8)
+    model = fq.quantize(Optional().eval(), [{"x": x, "twice": False}], engine="native")
+    with torch.no_grad():
+        for _ in range(4):
+            model(x, twice=False)
+        assert shots
+        with pytest.raises(fq.InputError, match="twice"):
+            model(x, twice=True)
+        with pytest.raises(fq.InputError, match="factor"):
+            model(x, x[..., :1], twice=False)
+
+
+def test_equal_tensors_are_told_apart(shots: list[int]) -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.a(x) - self.b(y)
+
+    x, y = torch.randn(2, 5, 8), torch.randn(2, 5, 8)
+    model, plain = native_and_reference(Sum(), {"x": x, "y": y})
+    with torch.no_grad():
+        for _ in range(4):
+            model(y=x, x=x)
+        assert shots
+        assert sqnr_db(plain(x, y), model(y=y, x=x)) > 40
+        assert sqnr_db(plain(y, x), model(y, x)) > 40
+
+
+def test_code_between_kernels_is_run_each_time() -> None:
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 12), nn.Linear(12, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.special.bessel_j0(self.a(x)))  # type: ignore[no-any-return]
+
+    x = torch.randn(2, 5, 8)
+    model, plain = native_and_reference(Between(), {"x": x})
+    with torch.no_grad():
+        for _ in range(5):
+            x = torch.randn(2, 5, 8)
+            assert sqnr_db(plain(x), model(x)) > 40
+    assert isinstance(model, Region)
+    runner = lowering_of(model).runner
+    assert isinstance(runner, NativeRunner)
+    assert [type(each) for each in runner.again._shots.values()] == [shot.Rerun]
+
+
 def test_many_sizes_of_calls_are_bounded(native: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(again, "_MOST", 2)
     assert isinstance(native, Region)

@@ -488,3 +488,38 @@ def test_views_of_results_lie_as_those_of_the_float_model(view: str) -> None:
             ours, theirs = quantized(given), model(given)
         assert ours.stride() == theirs.stride()
         assert sqnr_db(theirs, ours) > 25
+
+
+class Decoder(nn.Module):
+    """Calls a part with a mask or without, as code looks at the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Masked()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.part(x, mask if bool(mask.any()) else None)  # type: ignore[no-any-return]
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        y = self.a(x).relu()
+        return self.b(y if mask is None else y.masked_fill(mask, 0.0))  # type: ignore[no-any-return]
+
+
+def test_what_a_graph_refuses_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, mask, none = torch.randn(3, 5, 8), torch.rand(3, 5, 1) > 0.5, torch.zeros(3, 5, 1, dtype=torch.bool)
+    float_model = Decoder().eval()
+    model = fq.quantize(float_model, [(x, mask)], engine="native")
+    reads: list[int] = []
+    read = runner.read
+    monkeypatch.setattr(runner, "read", lambda *args: reads.append(1) or read(*args))
+    with torch.no_grad():
+        for _ in range(5):
+            assert sqnr_db(float_model(x, none), model(x, none)) > 20  # by the code as it is written
+        assert len(reads) == 1
+        assert close(float_model(x, mask), model(x, mask))

@@ -3,48 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
-from fxquant.engines.native.calls import is_plain
+from fxquant.engines.native.calls import PLAIN, is_plain
 from fxquant.engines.native.program import Program
-from fxquant.engines.native.shot import Shot, shot
+from fxquant.engines.native.shot import Rerun, Shot, shot
 from fxquant.engines.native.unchanged import Unchanged, unchanged
 from fxquant.engines.onednn.kernels import has_nan
 from fxquant.graph.standing import Standing
 
-Signature = tuple[tuple[torch.dtype, torch.Size, tuple[int, ...]], ...]
+Signature: TypeAlias = tuple[Any, ...]
 _MOST = 64  # signatures
 
 
 class Again:
-    """Shots by the tensors that they are for: dtypes, sizes with the batch, strides."""
+    """Shots by the calls that they are for: dtypes, sizes with the batch, strides; values of other arguments."""
 
     def __init__(self) -> None:
-        self._shots: dict[Signature, Shot] = {}
+        self._shots: dict[Signature, Shot | Rerun] = {}
         self._unchanged: Unchanged | None = None
         self._blind = False  # machine code cannot look
 
-    def answer(self, inputs: tuple[object, ...]) -> object:
+    def answer(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Return the answer to a call like an earlier one, if all is as it was then; else NotImplemented."""
-        if self._unchanged is None or (signature := _signature(inputs)) is None:
+        if self._unchanged is None:
             return NotImplemented
-        shot = self._shots.get(signature)
+        values = (*args, *kwargs.values()) if kwargs else args
+        signature = _signature(values, kwargs)
+        shot = None if signature is None else self._shots.get(signature)
         if shot is None or not self._unchanged():
             return NotImplemented
-        tensors = cast("tuple[Tensor, ...]", inputs)
-        return NotImplemented if shot.signed and any(map(has_nan, tensors)) else shot(tensors)
+        return NotImplemented if shot.signed and any(map(_has_nan, values)) else shot(values)
 
-    def keep(self, inputs: tuple[object, ...], program: Program, standing: Callable[[], Standing | None]) -> None:
-        """Remember a program that answered a call; `standing` tells what the region depended on then."""
-        signature = _signature(inputs)
+    def keep(
+        self,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        made: tuple[Program, Sequence[object]],
+        standing: Callable[[], Standing | None],
+    ) -> None:
+        """Remember a program that answered a call, with the places of its inputs.
+
+        `standing` tells what the region depended on then.
+        """
+        values = (*args, *kwargs.values())
+        signature = _signature(values, kwargs)
         if signature is None or self._blind:
             return
-        made = shot(program, cast("tuple[Tensor, ...]", inputs))
-        if made is None:
-            return
+        program, places = made
+        found = shot(program, places, values)
         if self._unchanged is None or signature in self._shots:  # something has changed that makes no difference
             facts = standing()
             self._unchanged = None if facts is None else unchanged(program.library, facts)
@@ -52,14 +61,25 @@ class Again:
             self._shots.clear()
         if len(self._shots) >= _MOST:
             self._shots.clear()
-        self._shots[signature] = made
+        self._shots[signature] = found
 
 
-def _signature(inputs: Sequence[object]) -> Signature | None:
-    """Return what a tensor has that decides what becomes of it; None if some input is no plain tensor."""
-    made = []
-    for value in inputs:
-        if type(value) is not Tensor or not is_plain(value):
+def _has_nan(value: object) -> bool:
+    return isinstance(value, Tensor) and has_nan(value)
+
+
+def _signature(values: Sequence[object], kwargs: dict[str, object]) -> Signature | None:
+    """Return what decides what becomes of a call; None if a value is neither a plain tensor nor a plain value."""
+    made: list[object] = []
+    for value in values:
+        if type(value) is Tensor:
+            if not is_plain(value):
+                return None
+            made.append((value.dtype, value.shape, value.stride()))
+        elif isinstance(value, PLAIN):
+            made.append((type(value), value))
+        else:
             return None
-        made.append((value.dtype, value.shape, value.stride()))
+    if kwargs:
+        made.append(tuple(kwargs))
     return tuple(made)

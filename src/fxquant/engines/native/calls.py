@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +14,7 @@ from fxquant.engines.native.shapes import order_of
 from fxquant.graph.region import Region
 
 Key: TypeAlias = tuple[Any, ...]
-_PLAIN = (type(None), bool, int, float, str)
+PLAIN = (type(None), bool, int, float, str)
 
 
 def bind(
@@ -43,6 +44,21 @@ def bind(
     return None if rest else given
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A value of a call, by its place among all of them: keyword arguments come behind the others."""
+
+    index: int
+
+
+def bind_places(
+    region: Region, placeholders: list[fx.Node], args: tuple[object, ...], kwargs: dict[str, object]
+) -> list[object] | None:
+    """Return the same as `bind`, with places for the values of the call."""
+    places = [Place(index) for index in range(len(args) + len(kwargs))]
+    return bind(region, placeholders, tuple(places[: len(args)]), dict(zip(kwargs, places[len(args) :], strict=True)))
+
+
 def key_of(inputs: Sequence[object]) -> Key | None:
     """Return what a program depends on; None if there is none for such inputs: `unfit` says why."""
     flat = leaves(inputs)
@@ -54,7 +70,7 @@ def key_of(inputs: Sequence[object]) -> Key | None:
             if batch > 1 and value.shape[0] not in (1, batch):
                 return None
             batch = max(batch, value.shape[0])
-        elif not isinstance(value, _PLAIN):
+        elif not isinstance(value, PLAIN):
             return None
     if not batch:
         return None
@@ -86,7 +102,7 @@ def unfit(placeholders: Sequence[fx.Node], inputs: Sequence[object]) -> str:
         name = f"argument {str(node.target)!r}"
         for value in leaves([given]):
             if not isinstance(value, Tensor):
-                if not isinstance(value, _PLAIN):
+                if not isinstance(value, PLAIN):
                     return f"{name} is or holds a {type(value).__name__}"
                 continue
             if type(value) not in (Tensor, torch.nn.Parameter) or not is_plain(value):

@@ -19,17 +19,18 @@ from fxquant.engines.native.entry import COUNT_BYTES
 from fxquant.engines.native.lazy import Outside
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.node_call import NodeCall, node_call
 from fxquant.engines.native.parts import Arena, Bytes, Parts, Sizes, lasting
 from fxquant.engines.native.placement import Placement, place
+from fxquant.engines.native.plain import returned
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.results import Env, Result, plain
 from fxquant.engines.native.shapes import Shape, Unread
 from fxquant.engines.native.slots import Export, Import
 from fxquant.engines.native.threads import Job, workers
-from fxquant.engines.onednn.unsigned import nan_of, without_nan
+from fxquant.engines.onednn.unsigned import nan_of
 from fxquant.errors import InputError
 from fxquant.graph.nodes import reads_size
-from fxquant.graph.paths import get_attr
 from fxquant.graph.region import Region
 
 _CHECKS = (
@@ -95,7 +96,8 @@ class Program:
         self.outside: dict[int, list[fx.Node]] = {}
         self.fixed: dict[fx.Node, Any] = {}
         self.exports: Mapping[fx.Node, Export] = {}
-        self._by_node: dict[fx.Node, Result] = {}
+        self._by_node: dict[fx.Node, Result] = {}  # those that are not written as callers get them
+        self._calls: dict[fx.Node, NodeCall] = {}
         self.by_row: bool | None = None  # not known yet
         self.remake: Callable[[], Program] | None = None  # how one from disk is read again
 
@@ -195,7 +197,7 @@ class Program:
         for result, order in zip(found, orders, strict=True):
             result.order = tuple(order)
         self._moved = [result for result in found if result.order or result.back is not None]
-        self._by_node = {result.node: result for result in found}
+        self._by_node = {result.node: result for result in self._moved}
 
     def _read_checks(self, nodes: list[fx.Node], done: set[fx.Node]) -> None:
         """Nodes that only raise, with what only they need. They look at sizes, so once for each batch is enough."""
@@ -216,6 +218,13 @@ class Program:
                 raise Unread(str(error)) from error
         if len(self.checked) < _MOST_CHECKED:
             self.checked.add(batch)
+
+    def answer(self, inputs: Sequence[object], batch: int, into: Mapping[str, Tensor] = NOWHERE) -> object:
+        """Return what the caller of the graph gets."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return returned(self.graph, self.run(inputs, batch, into))
+        return returned(self.graph, self.run(inputs, batch, into))
 
     def run(self, inputs: Sequence[object], batch: int, into: Mapping[str, Tensor] = NOWHERE) -> object:
         """Return what the graph returns for the values of its placeholders. `into`: where results go, by node."""
@@ -317,20 +326,18 @@ class Program:
 
     def call(self, node: fx.Node, env: Env, batch: int = 0) -> object:
         """Run one of Python's nodes."""
-        if node.op == "get_attr":
-            return get_attr(self.region, str(node.target))
+        call = self._calls.get(node)
+        if call is None:
+            self._calls[node] = call = node_call(self.region, node)
+        if reads_size(node):  # of tensors that may not be there
+            return call({operand: self._sized(operand, env, batch) for operand in node.all_input_nodes})
+        for operand in node.all_input_nodes:
+            if operand in self._by_node:
+                env[operand] = self._by_node[operand].lie(env[operand])
+        return call(env)
 
-        def value(operand: fx.Node) -> Any:
-            found = env.get(operand)
-            shape = self.shapes[operand]
-            if found is None and reads_size(node) and isinstance(shape, Shape):
-                return torch.empty((batch, *shape.dims) if shape.batched else shape.dims, device="meta")
-            if isinstance(found, Tensor) and operand in self._by_node:
-                found = env[operand] = self._by_node[operand].lie(found)
-            return found
-
-        args, kwargs = without_nan(node, fx.node.map_arg(node.args, value)), fx.node.map_arg(node.kwargs, value)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        function: Any = self.region.get_submodule(str(node.target)) if node.op == "call_module" else node.target
-        return function(*args, **kwargs)
+    def _sized(self, operand: fx.Node, env: Env, batch: int) -> object:
+        shape = self.shapes[operand]
+        if operand in env or not isinstance(shape, Shape):
+            return env.get(operand)
+        return torch.empty((batch, *shape.dims) if shape.batched else shape.dims, device="meta")

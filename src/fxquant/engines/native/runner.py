@@ -16,7 +16,6 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from operator import is_not
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from fxquant.engines.made_from import MadeFrom, made_from
 from fxquant.engines.native import kept
 from fxquant.engines.native.again import Again
 from fxquant.engines.native.cache import Cache
-from fxquant.engines.native.calls import Key, bind, key_of, unfit, wants_gradient
+from fxquant.engines.native.calls import Key, bind, bind_places, key_of, unfit, wants_gradient
 from fxquant.engines.native.inputs import batch_of, first_sample, leaves
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
@@ -56,11 +55,17 @@ log = logging.getLogger("fxquant")
 
 _WRITTEN = "torch.jit.trace or torch.export wrote down torch's ops, and it gives what they give since then"
 _MANY = "Code is made for a number of sizes, those in use; engine=fxquant.Native(sizes=...) says for how many."
+_REFUSED = "for inputs that the graph refuses"
+_MOST_DECLINED = 256
 _PATIENCE = 1000  # calls of sizes without code, in which a size with code has to come to keep it
 
 
 class _NotHere(Exception):
     """A call runs on oneDNN: when such calls do, and why."""
+
+
+class _Refused(Exception):
+    """The graph itself refuses a call."""
 
 
 class _Wrong(Exception):
@@ -87,6 +92,7 @@ class NativeRunner(Runner):
         self.parameters: list[nn.Parameter] = []
         self.programs: dict[Key, Program] = {}
         self.refused: dict[Key, str] = {}
+        self.declined: set[tuple[Key, int]] = set()  # sizes and batches that the graph's own checks refuse
         self.again = Again()
         self.used: set[Key] = set()  # sizes that came since there was last looked for room
         self.waited = 0  # calls since then of sizes that have no room
@@ -104,6 +110,7 @@ class NativeRunner(Runner):
         self.lowered.renew()
         self.programs.clear()
         self.refused.clear()
+        self.declined.clear()
         self.again = Again()
         self.placeholders = []
         self.scan = Scans(self.machine)
@@ -138,14 +145,17 @@ class NativeRunner(Runner):
         )
         return True
 
-    def repeat(self, region: Region, args: tuple[object, ...]) -> object:
+    def repeat(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if self.written or self.refusal or self.listener is not None or self.lowered.hooks.listen(region):
             return NotImplemented
         if has_forward(region) or not torch_compat.plain_mode() or torch.is_autocast_enabled("cuda"):
             return NotImplemented
-        if torch.is_grad_enabled() and self._for_gradients(args):
+        if torch.is_grad_enabled() and self._for_gradients((*args, *kwargs.values())):
             return NotImplemented
-        return self.again.answer(args)
+        try:
+            return self.again.answer(args, kwargs)
+        except Unread as error:  # sizes that follow from values
+            return self._pass_on(region, args, kwargs, "for some inputs", str(error))
 
     def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if torch_compat.is_traced():
@@ -170,6 +180,7 @@ class NativeRunner(Runner):
             with self._lock:
                 self.programs.clear()
                 self.refused.clear()
+                self.declined.clear()
                 self.again = Again()
                 self.made_from, self.parameters = made_from(region), list(region.parameters())
         if torch.is_grad_enabled() and self._for_gradients(inputs):
@@ -182,8 +193,10 @@ class NativeRunner(Runner):
             found = self._by_code(region, key, inputs, program)
         except _NotHere as reason:
             return self._pass_on(region, args, kwargs, *reason.args)
-        if steady and program is not None and _is_plain_call(program, inputs, args):
-            self.again.keep(args, program, lambda: self._standing(region))
+        if steady and program is not None and _is_plain_call(program, inputs):
+            places = bind_places(region, self.placeholders, args, kwargs)
+            if places is not None:
+                self.again.keep(args, kwargs, (program, places), lambda: self._standing(region))
         return found
 
     def _for_gradients(self, inputs: Sequence[object]) -> bool:
@@ -229,7 +242,7 @@ class NativeRunner(Runner):
 
     def _finish(self, inputs: list[object], program: Program, into: Mapping[str, Tensor] = NOWHERE) -> object:
         try:
-            return _run(program, inputs, into)
+            return program.answer(inputs, batch_of(inputs), into)
         except Unread as error:  # sizes that follow from values
             raise _NotHere("for some inputs", str(error)) from error
 
@@ -243,10 +256,17 @@ class NativeRunner(Runner):
                 self.refused[key] = unknown_code(region)
             if key in self.refused:
                 raise _NotHere("for inputs of some sizes", self.refused[key])
+            if (key, batch_of(inputs)) in self.declined:
+                raise _NotHere(_REFUSED)
             if key not in self.known and not self._has_room():
                 raise _NotHere("for inputs of further sizes", _MANY)
             try:
                 self.programs[key] = self._first(region, key, inputs)
+            except _Refused as error:  # inside a model, such calls run the user's code
+                if len(self.declined) >= _MOST_DECLINED:
+                    self.declined.clear()
+                self.declined.add((key, batch_of(inputs)))
+                raise _NotHere(_REFUSED) from error
             except (Unread, _Wrong) as error:
                 self.refused[key] = str(error)
                 level = logging.INFO if isinstance(error, Unread) else logging.WARNING
@@ -293,14 +313,14 @@ class NativeRunner(Runner):
         try:
             with torch.random.fork_rng(devices=[]):  # this run and that of the program see the same random numbers
                 raw, lying = run_and_look(region, graph, inputs, made.seen if isinstance(made, Program) else ())
-        except (InputError, TypeError) as error:  # inside a model, such calls run the user's code
-            raise _NotHere("for inputs that the graph refuses") from error
+        except (InputError, TypeError) as error:
+            raise _Refused from error
         try:
             if isinstance(made, Exception):
                 raise made
             made.lay_out(lying)
             with torch.random.fork_rng(devices=[]):
-                found = _run(made, inputs)
+                found = made.answer(inputs, batch_of(inputs))
             compare_results(returned(graph, raw), found, lambda: interpret(region, graph, nudge(inputs)), "native")
         except Unread:
             raise
@@ -371,20 +391,9 @@ def _left(reader: Reader) -> list[fx.Node]:
     return [node for node in reader.reasons if isinstance(reader.shapes.get(node), Shape) and not reads_size(node)]
 
 
-def _is_plain_call(program: Program, inputs: list[object], args: tuple[object, ...]) -> bool:
+def _is_plain_call(program: Program, inputs: list[object]) -> bool:
     """Tell whether a program ran the arguments of a call as they were."""
-    if len(inputs) != len(args) or any(map(is_not, inputs, args)):
-        return False
     return batch_of(inputs) == 1 or not (program.sizes.single or program.whole)
-
-
-def _run(program: Program, inputs: Sequence[object], into: Mapping[str, Tensor] = NOWHERE) -> object:
-    if torch.is_grad_enabled():
-        with torch.no_grad():
-            made = program.run(inputs, batch_of(inputs), into)
-    else:
-        made = program.run(inputs, batch_of(inputs), into)
-    return returned(program.graph, made)
 
 
 def _layouts(region: Region) -> list[tuple[int, ...]]:
