@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -63,7 +62,7 @@ def formula(act: Act) -> Callable[[Array], Array]:
 
 SMOOTH = frozenset(("sigmoid", "tanh", "silu", "mish", "gelu", "gelu_tanh", "elu"))  # those that tables are for
 KINDS = SMOOTH | {"relu", "clamp", "leaky_relu", "hardsigmoid", "hardswish"}
-POWERS = (torch.pow, operator.pow, torch.ops.aten.pow.Tensor_Scalar, "pow", "__pow__")  # no kind: they stay in float
+FLOAT_KINDS = frozenset(("rsqrt", "sqrt", "exp", "neg", "abs", "reciprocal"))  # no kinds of the op table
 
 
 @functools.lru_cache(maxsize=512)
@@ -223,10 +222,28 @@ def apply(k: Kernel, act: Act, x: str, width: int) -> str:
         top = k.binary("fmul", up, k.binary("fadd", up, k.splat(2.0), width), width)
         ratio = k.binary("fdiv", top, k.binary("fadd", top, k.splat(2.0), width), width)
         return k.binary("fmul", x, ratio, width)
+    if act.kind in FLOAT_KINDS:
+        return _plain(k, act.kind, x, width)
     assert act.kind in ("gelu", "gelu_tanh"), act.kind
     half = k.binary("fmul", x, k.splat(0.5), width)
     inner = _erf(k, x, width) if act.kind == "gelu" else _gelu_tanh(k, x, width)
     return k.fma(half, inner, half, width)
+
+
+def _plain(k: Kernel, kind: str, x: str, width: int) -> str:
+    """Return one of FLOAT_KINDS."""
+    n, one = width // 4, k.splat(1.0)
+    if kind in ("sqrt", "rsqrt"):
+        root = k.call(f"llvm.sqrt.v{n}f32", x)
+        return root if kind == "sqrt" else k.binary("fdiv", one, root, width)
+    if kind == "reciprocal":
+        return k.binary("fdiv", one, x, width)
+    if kind == "exp":  # e**(x/2) twice, so that what is too large becomes infinite
+        half = exp(k, k.binary("fmul", x, k.splat(0.5), width), width)
+        return k.binary("fmul", half, half, width)
+    if kind == "neg":
+        return k.value(f"fneg <{n} x float> {x}")
+    return k.call(f"llvm.fabs.v{n}f32", x)
 
 
 def _where_positive(k: Kernel, x: str, yes: str, no: str, width: int) -> str:

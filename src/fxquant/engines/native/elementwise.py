@@ -25,9 +25,11 @@ from fxquant.engines.native.activations import Act, apply
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.vector import Kernel
 
-# ("in", index) | ("const", index) | ("add" | "sub" | "mul" | "div" | "max" | "min", a, b) | ("act", Act, a)
+# ("in", index) | ("const", index) | ("add" | "sub" | "mul" | "div" | "max" | "min" | a comparison, a, b)
+# | ("act", Act, a) | ("where", a, b, c). What is true or false is 1 or 0.
 Expr = tuple[Any, ...]
 _OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+COMPARISONS = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 _LARGEST = float(2**30)
 _MOST = float(2**21)  # a factor by which one step goes beyond any grid, and 255 of them stay within int32
 
@@ -260,7 +262,17 @@ def _evaluate(k: Kernel, expr: Expr, operands: list[str], constants: int) -> str
     if expr[0] == "act":
         assert isinstance(expr[1], Act)
         return apply(k, expr[1], _evaluate(k, expr[2], operands, constants), width)
-    a, b = (_evaluate(k, part, operands, constants) for part in expr[1:])
+    a, b, *rest = (_evaluate(k, part, operands, constants) for part in expr[1:])
+    if expr[0] == "where":
+        return _choose(k, k.value(f"fcmp une <{k.machine.floats} x float> {a}, zeroinitializer"), b, rest[0])
+    if expr[0] in COMPARISONS:
+        holds = k.value(f"fcmp {COMPARISONS[expr[0]]} <{k.machine.floats} x float> {a}, {b}")
+        return _choose(k, holds, k.splat(1.0), "zeroinitializer")
     if expr[0] in ("max", "min"):
         return k.largest(a, b, width) if expr[0] == "max" else k.least(a, b, width)
     return k.binary(_OPS[expr[0]], a, b, width)
+
+
+def _choose(k: Kernel, holds: str, yes: str, no: str) -> str:
+    n = k.machine.floats
+    return k.value(f"select <{n} x i1> {holds}, <{n} x float> {yes}, <{n} x float> {no}")

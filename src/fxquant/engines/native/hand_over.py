@@ -12,7 +12,7 @@ from fxquant.engines.native.ops import levels
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape
 from fxquant.engines.native.slots import Export
-from fxquant.engines.native.values import Buffer, View, axes_by_stride
+from fxquant.engines.native.values import TRUTH, Buffer, View, axes_by_stride
 from fxquant.graph.nodes import reads_size
 
 
@@ -50,11 +50,12 @@ def hand_over(reader: Reader, node: fx.Node) -> Export:
         return reader.exports[node]
     value = reader.values[node]
     view = value.view if isinstance(value, Moved) else reader.view(node, channels=True)
-    integers = reader.sizes[node].dtype == torch.uint8
+    dtype = reader.sizes[node].dtype
+    grid = view.grid if dtype == torch.uint8 else TRUTH if dtype == torch.bool else None
     order = axes_by_stride(view)
     size = math.prod(view.shape)
     slot = reader.new_slot()
-    buffer = Buffer(dtype="u8" if integers else "f32", size=size, space="slot", slot=slot)
+    buffer = Buffer(dtype="f32" if grid is None else "u8", size=size, space="slot", slot=slot)
     sizes = tuple(view.shape[axis] for axis in order)
     dense_strides = torch.empty(sizes, device="meta").stride()
     strides = [0] * len(order)
@@ -64,10 +65,10 @@ def hand_over(reader: Reader, node: fx.Node) -> Export:
         buffer=buffer,
         shape=view.shape,
         strides=tuple(strides),
-        grid=view.grid if integers else None,
+        grid=grid,
         level=levels([view]),
     )
     reader.compute(lazy(view), None, out.grid, out)
     axis = value.axis if isinstance(value, Moved) else 0
-    reader.exports[node] = Export(view=out, slot=slot, dims=order, axis=axis)
+    reader.exports[node] = Export(view=out, slot=slot, dims=order, axis=axis, dtype=dtype)
     return reader.exports[node]

@@ -31,7 +31,7 @@ from fxquant.engines.native.values import Buffer
 from fxquant.graph.region import Region, kernel_path_of
 
 _MOST_BYTES = 32 << 20  # of constants
-_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.uint8)}
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.uint8, torch.bool)}
 _PLAIN = (int, float, str, bool, type(None), torch.dtype)
 
 

@@ -53,16 +53,16 @@ def lazy(view: View) -> Lazy:
     return Lazy(expr=("in", 0), operands=(view,), constants=(), shape=view.shape, level=view.level)
 
 
-def join(op: str, a: Lazy | float, b: Lazy | float, shape: tuple[int, ...]) -> Lazy:
-    """Return a binary op of two expressions or numbers."""
+def join(op: str, a: Lazy | float, b: Lazy | float, shape: tuple[int, ...], *more: Lazy | float) -> Lazy:
+    """Return an op of two expressions or numbers, or of more."""
     operands: list[View] = []
     constants: list[float] = []
     parts = []
     level = 0
-    for part in (a, b):
+    for part in (a, b, *more):
         if isinstance(part, Lazy):
-            parts.append(_shift(part.expr, len(operands), len(constants)))
-            operands += part.operands
+            operands += [view for view in dict.fromkeys(part.operands) if view not in operands]
+            parts.append(_placed(part.expr, [operands.index(view) for view in part.operands], len(constants)))
             constants += part.constants
             level = max(level, part.level)
         else:
@@ -73,12 +73,13 @@ def join(op: str, a: Lazy | float, b: Lazy | float, shape: tuple[int, ...]) -> L
     return Lazy(expr=(op, *parts), operands=tuple(operands), constants=tuple(constants), shape=shape, level=level)
 
 
-def _shift(expr: Expr, operands: int, constants: int) -> Expr:
+def _placed(expr: Expr, places: list[int], constants: int) -> Expr:
+    """Return an expression with its operands at these places, and its constants behind so many."""
     if expr[0] == "in":
-        return ("in", expr[1] + operands)
+        return ("in", places[expr[1]])
     if expr[0] == "const":
         return ("const", expr[1] + constants)
-    return tuple(_shift(part, operands, constants) if isinstance(part, tuple) else part for part in expr)
+    return tuple(_placed(part, places, constants) if isinstance(part, tuple) else part for part in expr)
 
 
 def shown(expr: Expr) -> str:

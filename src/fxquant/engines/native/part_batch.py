@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fxquant.engines.native.activations import KINDS, POWERS
+from fxquant.engines.native.activations import KINDS
 from fxquant.engines.native.fold_sizes import Values
+from fxquant.engines.native.spelled import EACH, name_of
 from fxquant.graph import torch_compat
 from fxquant.graph.nodes import reads_size
 from fxquant.graph.region import Region
@@ -77,7 +78,7 @@ class _Parter:
         self.parted: dict[fx.Node, Place] = {}
         self.pieces: dict[fx.Node, Place] = {}  # nodes that return several parted tensors
         self.rules: Mapping[str, Callable[[fx.Node], Call]] = {
-            **dict.fromkeys(("add", "sub", "mul", "div", "identity", "dropout", *KINDS), self._each),
+            **dict.fromkeys(("add", "sub", "mul", "div", "identity", "dropout", "cast", *KINDS), self._each),
             **dict.fromkeys(("reshape", "squeeze"), self._reshape),
             "permute": self._permute,
             "split": self._split,
@@ -113,7 +114,7 @@ class _Parter:
     def _rule(self, node: fx.Node) -> Callable[[fx.Node], Call]:
         if node.op == "output":
             raise _Keeps
-        if node.target in (*_EACH, *_SEEN, *POWERS):
+        if node.target in (*_EACH, *_SEEN) or name_of(node) in EACH:
             return self._each
         op = OPS.of_node(node, self.region)
         if op is None or op.kind not in self.rules:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
-from fxquant.engines.native.activations import KINDS, POWERS
+from fxquant.engines.native.activations import KINDS
 from fxquant.engines.native.groups import Group, find_group
 from fxquant.engines.native.hand_over import hand_over, run_outside, seen_by_python
 from fxquant.engines.native.lazy import Outside, Value
@@ -20,11 +20,11 @@ from fxquant.engines.native.read_elementwise import (
     read_batch_norm,
     read_binary,
     read_dequantize,
-    read_power,
     read_prelu,
     read_quantize,
     read_same,
 )
+from fxquant.engines.native.read_float import read_cast, read_each
 from fxquant.engines.native.read_moves import read_cat, read_pad, read_pixel_shuffle, read_stack
 from fxquant.engines.native.read_norms import read_group_norm, read_layer_norm
 from fxquant.engines.native.read_pool import read_avg_pool, read_max_pool, read_mean
@@ -34,6 +34,7 @@ from fxquant.engines.native.read_views import read_split, read_view
 from fxquant.engines.native.read_weighted import read_group
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape, Unread, find_shapes
+from fxquant.engines.native.spelled import EACH, name_of
 from fxquant.graph import torch_compat
 from fxquant.graph.region import Region
 
@@ -60,6 +61,7 @@ HANDLERS: dict[str, Handler] = {
     "batch_norm": read_batch_norm,
     "prelu": read_prelu,
     "interpolate": read_interpolate,
+    "cast": read_cast,
 }
 
 _PARTS = frozenset(("slice", "split", "expand"))
@@ -167,8 +169,8 @@ def _handler(reader: Reader, node: fx.Node) -> Handler:
         return read_quantize
     if node.target in torch_compat.DEQUANTIZE_OPS:
         return read_dequantize
-    if node.target in POWERS:
-        return read_power
+    if name_of(node) in EACH:
+        return read_each
     op = reader.table.of_node(node, reader.region)
     if op is None or op.kind not in HANDLERS:
         raise Unread("it has no native kernel")

@@ -18,7 +18,7 @@ from fxquant.engines.native.ops import levels, pointer
 from fxquant.engines.native.read_acts import grid_of_quantize
 from fxquant.engines.native.read_rows import product, softmax
 from fxquant.engines.native.reader import Reader
-from fxquant.engines.native.shapes import Unread
+from fxquant.engines.native.shapes import Shape, Unread
 from fxquant.engines.native.values import Grid, View, broadcast, collapse, dense
 from fxquant.engines.read_qdq import is_quantize, single_user
 from fxquant.ops.table import argument
@@ -59,17 +59,36 @@ def _causal(reader: Reader, queries: int, keys: int) -> View:
 def _fixed_by_key(reader: Reader, node: object) -> View | None:
     """Return a mask that is a parameter, laid out as the kernel reads it; None for others."""
     value = reader.values[node] if isinstance(node, fx.Node) else None
-    tensor = reader.constant_of(node) if isinstance(value, Outside) and value.constant else None
-    if not isinstance(tensor, Tensor) or tensor.dim() < 2 or tensor.shape[-2] == 1:
+    tensor = _added(reader.constant_of(node)) if isinstance(value, Outside) and value.constant else None
+    if tensor is None or tensor.dim() < 2 or tensor.shape[-2] == 1:
         return None
     turned = reader.tensor_constant(tensor.transpose(-1, -2))
     swapped = (*range(tensor.dim() - 2), -1, -2)
     return replace(turned, shape=tuple(tensor.shape), strides=tuple(turned.strides[axis] for axis in swapped))
 
 
+def _added(mask: object) -> Tensor:
+    """Return a mask that is a parameter as what is added to the scores."""
+    if not isinstance(mask, Tensor):
+        raise Unread("its mask is not a tensor")
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)
+
+
 def _mask(reader: Reader, node: object) -> View:
-    value = reader.values[node] if isinstance(node, fx.Node) else None
-    return reader.take_in(value, same=True) if isinstance(value, Outside) else reader.floats(node)
+    """Return what is added to the scores; nothing where a mask is true, and -inf where it is false."""
+    found = reader.shapes.get(node) if isinstance(node, fx.Node) else None
+    if not isinstance(found, Shape):
+        raise Unread("its mask is not a tensor")
+    value = reader.values[node]  # type: ignore[index]
+    if isinstance(value, Outside) and value.constant:
+        return reader.tensor_constant(_added(reader.constant_of(node)))
+    view = reader.take_in(value, same=True) if isinstance(value, Outside) else reader.view(node)
+    if found.dtype == torch.bool:
+        kept = join("where", lazy(view), 0.0, view.shape, -math.inf)
+        return reader.compute(kept, None)
+    return view if view.grid is None else reader.floats(node)
 
 
 def _products(reader: Reader, node: fx.Node, given: tuple[View, View, View, View | None], scale: float) -> View:

@@ -91,7 +91,8 @@ def read_dequantize(reader: Reader, node: fx.Node) -> Value:
     return reader.slot_view(value, shape, grid_of_quantize(reader, node))
 
 
-def _operand(reader: Reader, argument_: object) -> Lazy | float:
+def operand(reader: Reader, argument_: object) -> Lazy | float:
+    """Return what a kernel computes with: an expression, or a number."""
     if isinstance(argument_, (int, float)) and not isinstance(argument_, bool):
         return float(argument_)
     if not isinstance(argument_, fx.Node):
@@ -123,7 +124,7 @@ def read_binary(reader: Reader, node: fx.Node) -> Value:
 
 def _joined(reader: Reader, kind: str, first: object, second: object, shape: tuple[int, ...]) -> Lazy:
     """Join two operands; those of too many tensors are computed before."""
-    both = [_operand(reader, each) for each in (first, second)]
+    both = [operand(reader, each) for each in (first, second)]
     sizes = [len(each.operands) if isinstance(each, Lazy) else 0 for each in both]
     for each in sorted(range(2), key=lambda index: -sizes[index]):
         if sum(sizes) > MOST_OPERANDS and sizes[each] > 1:
@@ -132,28 +133,16 @@ def _joined(reader: Reader, kind: str, first: object, second: object, shape: tup
     return join(kind, both[0], both[1], shape)
 
 
-def read_power(reader: Reader, node: fx.Node) -> Value:
-    """x * x, or x * x * x."""
-    exponent = node.args[1] if len(node.args) == 2 and not node.kwargs else None
-    if not isinstance(exponent, (int, float)) or exponent not in (2, 3) or reader.shapes[node].dtype != torch.float32:
-        raise Unread("it has no native kernel")
-    shape, x = reader.shape(node), _tensor(reader, node.args[0])
-    if len(x.operands) > 1:
-        x = lazy(reader.view(node.args[0]))
-    made = join("mul", x, x, shape)
-    return settle(reader, made if exponent == 2 else join("mul", made, x, shape), node)
-
-
 def read_act(reader: Reader, node: fx.Node) -> Value:
     """Return a unary function."""
     act = act_of(reader, node)
     if act is None:
         raise Unread("it has settings that the kernel lacks")
     source = node.args[0] if node.args else next(iter(node.kwargs.values()))
-    operand = _operand(reader, source)
-    if not isinstance(operand, Lazy) or reader.shapes[node].dtype != torch.float32:
+    x = operand(reader, source)
+    if not isinstance(x, Lazy) or reader.shapes[node].dtype != torch.float32:
         raise Unread("its output is not float32")
-    return settle(reader, replace(operand, expr=("act", act, operand.expr)), node)
+    return settle(reader, replace(x, expr=("act", act, x.expr)), node)
 
 
 def settle(reader: Reader, made: Lazy, node: fx.Node) -> Value:
@@ -217,7 +206,7 @@ def read_prelu(reader: Reader, node: fx.Node) -> Value:
 
 
 def _tensor(reader: Reader, node: object) -> Lazy:
-    found = _operand(reader, node)
+    found = operand(reader, node)
     if not isinstance(found, Lazy):
         raise Unread("an operand is not a tensor")
     return found

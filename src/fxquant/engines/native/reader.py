@@ -30,6 +30,7 @@ from fxquant.engines.native.pixels import Border, fill_border
 from fxquant.engines.native.shapes import Shape, Unread
 from fxquant.engines.native.slots import Export, Import
 from fxquant.engines.native.values import (
+    TRUTH,
     Buffer,
     DType,
     Grid,
@@ -137,13 +138,13 @@ class Reader:
         It has no batch if it is a constant, or, where `same` allows that, the same for all samples.
         """
         shape = self.shapes.get(value.node)
-        if not isinstance(shape, Shape) or shape.dtype != torch.float32:
+        if not isinstance(shape, Shape) or shape.dtype not in (torch.float32, torch.bool):
             raise Unread("an operand is not a float32 tensor")
         if value.constant:
             return self._constant(value.node)
         if not shape.batched and not same:
             raise Unread("an operand has no batch in front")
-        view = self.slot_view(value, shape, None)
+        view = self.slot_view(value, shape, TRUTH if shape.dtype == torch.bool else None)
         if not shape.batched and shape.dims[:1] == (1,):  # in the place of the batch
             view = replace(view, shape=view.shape[1:], strides=view.strides[1:])
         return view
@@ -174,7 +175,8 @@ class Reader:
         return self._slots - 1
 
     def _constant(self, node: fx.Node) -> View:
-        return self.tensor_constant(self.constant_of(node))
+        found = self.constant_of(node)
+        return self.tensor_constant(found.float() if getattr(found, "dtype", None) == torch.bool else found)
 
     def tensor_constant(self, tensor: object) -> View:
         """Return a parameter, or what follows from parameters, as a constant of the program."""

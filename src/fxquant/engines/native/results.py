@@ -66,7 +66,7 @@ class Result:
             node,
             slot=export.slot,
             sizes=tuple(export.view.shape[axis] for axis in export.dims),
-            dtype=torch.uint8 if export.view.dtype == "u8" else torch.float32,
+            dtype=export.dtype,
             axis=export.axis,
             back=None if natural else (0, *(1 + export.dims.index(axis) for axis in range(len(export.dims)))),
         )

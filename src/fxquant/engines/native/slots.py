@@ -18,6 +18,7 @@ class Export:
     slot: int
     dims: tuple[int, ...]
     axis: int = 0  # of the batch
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

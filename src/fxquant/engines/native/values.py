@@ -65,6 +65,9 @@ class Grid:
     nan: int = 0
 
 
+TRUTH = Grid(scale=1.0, zero=0, high=1)  # of tensors of true and false, a byte each
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
     """A tensor in a buffer: shape, strides and offset in elements, without the batch, which not all have."""
