@@ -13,7 +13,8 @@ from fxquant.engines.made_from import called_modules
 from fxquant.graph.paths import get_attr
 from fxquant.graph.region import Region
 
-_KNOWN = ("torch", "_operator", "builtins", "math", "fxquant")  # packages whose functions do what their ops show
+# packages whose functions do what their ops show
+_KNOWN = ("torch", "torchvision", "_operator", "builtins", "math", "fxquant")
 
 
 def unknown_code(region: Region) -> str:

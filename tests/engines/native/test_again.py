@@ -277,6 +277,31 @@ def test_equal_tensors_are_told_apart(shots: list[int]) -> None:
         assert sqnr_db(plain(y, x), model(y, x)) > 40
 
 
+def test_containers_are_looked_into() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 12), nn.Linear(12, 4)
+
+        def forward(self, pair: tuple[Tensor, Tensor], more: dict[str, Tensor]) -> Tensor:
+            return self.b(self.a(pair[0]).relu() * pair[1]) + more["x"]  # type: ignore[no-any-return]
+
+    example = {"pair": (torch.randn(2, 5, 8), torch.rand(2, 5, 1)), "more": {"x": torch.rand(2, 5, 4)}}
+    model, plain = native_and_reference(Pair(), example)
+    with torch.no_grad():
+        for batch in (2, 2, 2, 3, 2):
+            given = {
+                "pair": (torch.randn(batch, 5, 8), torch.rand(batch, 5, 1)),
+                "more": {"x": torch.rand(batch, 5, 4)},
+            }
+            assert sqnr_db(plain(**given), model(**given)) > 40
+    assert isinstance(model, Region)
+    runner = lowering_of(model).runner
+    assert isinstance(runner, NativeRunner) and runner.again._shots
+    with torch.no_grad(), pytest.raises(fq.InputError, match="more"):
+        model(pair=example["pair"], more={"y": example["more"]["x"]})  # type: ignore[index]
+
+
 def test_code_between_kernels_is_run_each_time() -> None:
     class Between(nn.Module):
         def __init__(self) -> None:

@@ -8,49 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 import fxquant as fq
-from fxquant.graph.region import Region, lowering_of
-from fxquant.numerics.affine import sqnr_db
+from one_segment import Between, check_one_segment
 
 pytest.importorskip("llvmlite")
 
-from fxquant.engines.native.runner import NativeRunner
-
 NAN = float("nan")
-
-
-class Between(nn.Module):
-    """Two linears with something between them."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.a, self.b, self.function = nn.Linear(8, 20), nn.Linear(20, 6), function
-
-    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
-        return self.b(self.function(self.a(x), *more))  # type: ignore[no-any-return]
-
-
-def check(model: nn.Module, *inputs: Tensor, outside: int = 0) -> None:
-    """One segment of machine code, with so many nodes of Python, agrees with the reference at any batch."""
-    torch.manual_seed(0)
-    prepared = fq.prepare_fx(model.eval(), fq.get_default_qconfig_mapping("x86"), inputs)
-    with torch.no_grad():
-        prepared(*inputs)
-        reference, native = (fq.convert_fx(prepared, engine=each) for each in ("reference", fq.Native(cache=None)))
-        for batch in (2, 1, 5):
-            given = [torch.cat([x] * 3)[:batch] if len(x) == 2 else x for x in inputs]
-            for expected, actual in zip(
-                *(pytree.tree_leaves(each(*given)) for each in (reference, native)), strict=True
-            ):
-                assert expected.shape == actual.shape and expected.dtype == actual.dtype
-                assert sqnr_db(expected.double(), actual.double()) > 40
-    assert isinstance(native, Region)
-    runner = lowering_of(native).runner
-    assert isinstance(runner, NativeRunner) and not runner.passed_on
-    for program in runner.programs.values():
-        assert len(program.levels) == 1 and sum(map(len, program.outside.values())) == outside
 
 
 def _rms(y: Tensor) -> Tensor:
@@ -70,9 +34,10 @@ EACH: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", EACH)
 def test_element_by_element(name: str) -> None:
-    check(Between(EACH[name]), torch.randn(2, 5, 8))
+    check_one_segment(Between(EACH[name]), torch.randn(2, 5, 8))
 
 
 def test_infinite_and_not_a_number() -> None:
@@ -138,14 +103,15 @@ MASKS: dict[str, tuple[Callable[[Tensor], Tensor | None], Tensor]] = {
 }
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_of_true_and_false(name: str) -> None:
     function, mask = MASKS[name]
-    check(Attends(function), torch.randn(2, 11, 16), mask)
+    check_one_segment(Attends(function), torch.randn(2, 11, 16), mask)
 
 
 def test_masks_by_hand() -> None:
-    check(Attends(lambda mask: mask[:, None, None, :], by_hand=True), torch.randn(2, 11, 16), keys())
+    check_one_segment(Attends(lambda mask: mask[:, None, None, :], by_hand=True), torch.randn(2, 11, 16), keys())
 
 
 def test_true_and_false_go_out_and_through_code() -> None:
@@ -160,4 +126,4 @@ def test_true_and_false_go_out_and_through_code() -> None:
             flipped = torch.bitwise_left_shift(found.long(), 1) > 0
             return self.b(y * found), found, mask | (y[..., 0] > 1), flipped
 
-    check(Found(), torch.randn(2, 11, 8), keys(), outside=3)
+    check_one_segment(Found(), torch.randn(2, 11, 8), keys(), outside=3)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from fxquant.engines.native.calls import PLAIN, is_plain
+from fxquant.engines.native.inputs import LISTS, leaves
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.shot import Rerun, Shot, shot
 from fxquant.engines.native.unchanged import Unchanged, unchanged
@@ -35,7 +36,7 @@ class Again:
         shot = None if signature is None else self._shots.get(signature)
         if shot is None or not self._unchanged():
             return NotImplemented
-        return NotImplemented if shot.signed and any(map(_has_nan, values)) else shot(values)
+        return NotImplemented if shot.signed and any(map(_has_nan, leaves(values))) else shot(values)
 
     def keep(
         self,
@@ -70,16 +71,27 @@ def _has_nan(value: object) -> bool:
 
 def _signature(values: Sequence[object], kwargs: dict[str, object]) -> Signature | None:
     """Return what decides what becomes of a call; None if a value is neither a plain tensor nor a plain value."""
-    made: list[object] = []
+    made = []
     for value in values:
-        if type(value) is Tensor:
-            if not is_plain(value):
-                return None
-            made.append((value.dtype, value.shape, value.stride()))
-        elif isinstance(value, PLAIN):
-            made.append((type(value), value))
-        else:
+        fact = _fact(value)
+        if fact is None:
             return None
+        made.append(fact)
     if kwargs:
         made.append(tuple(kwargs))
     return tuple(made)
+
+
+def _fact(value: object) -> Signature | None:
+    kind = type(value)
+    if kind is Tensor:
+        assert isinstance(value, Tensor)
+        return (value.dtype, value.shape, value.stride()) if is_plain(value) else None
+    if isinstance(value, PLAIN):
+        return kind, value
+    if kind in LISTS or kind is dict:
+        within = list(map(_fact, value.values() if isinstance(value, dict) else value))  # type: ignore[call-overload]
+        if None in within:
+            return None
+        return kind, tuple(within), tuple(value) if isinstance(value, dict) else ()
+    return None

@@ -28,13 +28,14 @@ from fxquant.engines.native.read_float import read_cast, read_each
 from fxquant.engines.native.read_moves import read_cat, read_pad, read_pixel_shuffle, read_stack
 from fxquant.engines.native.read_norms import read_group_norm, read_layer_norm
 from fxquant.engines.native.read_pool import read_avg_pool, read_max_pool, read_mean
+from fxquant.engines.native.read_reduction import is_rms_norm, read_normalize, read_rms_norm, read_sum
 from fxquant.engines.native.read_resize import read_interpolate
 from fxquant.engines.native.read_rows import read_einsum, read_matmul, read_softmax
 from fxquant.engines.native.read_views import read_split, read_view
 from fxquant.engines.native.read_weighted import read_group
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape, Unread, find_shapes
-from fxquant.engines.native.spelled import EACH, name_of
+from fxquant.engines.native.spelled import EACH, REDUCTIONS, name_of
 from fxquant.graph import torch_compat
 from fxquant.graph.region import Region
 
@@ -52,6 +53,7 @@ HANDLERS: dict[str, Handler] = {
     "max_pool": read_max_pool,
     **dict.fromkeys(("avg_pool", "adaptive_avg_pool"), read_avg_pool),
     "mean": read_mean,
+    "sum": read_sum,
     "layer_norm": read_layer_norm,
     **dict.fromkeys(("group_norm", "instance_norm"), read_group_norm),
     "softmax": read_softmax,
@@ -62,6 +64,14 @@ HANDLERS: dict[str, Handler] = {
     "prelu": read_prelu,
     "interpolate": read_interpolate,
     "cast": read_cast,
+}
+
+NAMED: dict[str, Handler] = {  # ops without a kind
+    **dict.fromkeys(sorted(EACH), read_each),
+    **dict.fromkeys(sorted(REDUCTIONS), read_sum),
+    "normalize": read_normalize,
+    "rms_norm": read_rms_norm,
+    "bool": read_cast,
 }
 
 _PARTS = frozenset(("slice", "split", "expand"))
@@ -169,8 +179,10 @@ def _handler(reader: Reader, node: fx.Node) -> Handler:
         return read_quantize
     if node.target in torch_compat.DEQUANTIZE_OPS:
         return read_dequantize
-    if name_of(node) in EACH:
-        return read_each
+    if (name := name_of(node)) in NAMED:
+        return NAMED[name]
+    if is_rms_norm(reader, node):
+        return read_rms_norm
     op = reader.table.of_node(node, reader.region)
     if op is None or op.kind not in HANDLERS:
         raise Unread("it has no native kernel")

@@ -35,17 +35,32 @@ def read_attention(reader: Reader, node: fx.Node) -> Value:
     assert op is not None
     q, k, v = (reader.floats(argument(node, op, index)) for index in range(3))
     mask, dropout, causal = argument(node, op, 3), argument(node, op, 4, 0.0), argument(node, op, 5, False)
-    if dropout or not isinstance(causal, bool) or node.kwargs.get("enable_gqa"):
+    if dropout or not isinstance(causal, bool):
         raise Unread("it has settings that the kernel lacks")
     scale = node.kwargs.get("scale")
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)  # type: ignore[arg-type]
     if len(q.shape) < 2 or len(k.shape) != len(q.shape):
         raise Unread("its operands have other axes")
+    if node.kwargs.get("enable_gqa"):
+        k, v = (_for_all_heads(reader, each, q.shape[0]) for each in (k, v))
     if causal:
         added: View | None = _causal(reader, q.shape[-2], k.shape[-2])
     else:
         added = None if mask is None else _fixed_by_key(reader, mask) or _mask(reader, mask)
     return _one_kernel(reader, node, (q, k, v, added), scale) or _products(reader, node, (q, k, v, added), scale)
+
+
+def _for_all_heads(reader: Reader, x: View, heads: int) -> View:
+    """Return keys or values of which each head serves several of the queries, once for each."""
+    if len(x.shape) != 3 or heads % x.shape[0]:
+        raise Unread("its operands have other axes")
+    if heads == x.shape[0]:
+        return x
+    several = replace(
+        x, shape=(x.shape[0], heads // x.shape[0], *x.shape[1:]), strides=(x.strides[0], 0, *x.strides[1:])
+    )
+    copied = copy_dense(reader, several, tight=True)
+    return replace(copied, shape=(heads, *x.shape[1:]), strides=copied.strides[1:])
 
 
 def _causal(reader: Reader, queries: int, keys: int) -> View:

@@ -81,7 +81,7 @@ def read_chain(reader: Reader, chain: Chain) -> View:
     shape = reader.shapes.get(chain.source)
     if getattr(shape, "dtype", None) != torch.float32:
         raise Unread("an operand is not a float32 tensor")
-    x = dense_rows(reader, chain.source)
+    x = dense_rows(reader, reader.floats(chain.source))
     low, high, least = chain.choose.args[1:4]
     assert isinstance(low, int) and isinstance(high, int) and isinstance(least, float)
     level = x.level + x.level % 2

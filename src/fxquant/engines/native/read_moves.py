@@ -13,6 +13,8 @@ from fxquant.engines.native.ops import Pointer
 from fxquant.engines.native.pixels import Border, fill_border
 from fxquant.engines.native.read_acts import grid_of_quantize
 from fxquant.engines.native.read_elementwise import quantize_picture
+from fxquant.engines.native.read_gather import read_gather
+from fxquant.engines.native.read_views import run_on
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View, axes_by_stride, dense, image, is_image
@@ -134,8 +136,13 @@ def frame_of(reader: Reader, node: fx.Node) -> Pads | None:
 
 
 def read_pad(reader: Reader, node: fx.Node) -> Value:
-    """Zeros around a tensor: the border of an image, or a copy of it amid zeros."""
-    pads, shape = _pads(reader, node), reader.shape(node)
+    """Zeros around a tensor: the border of an image, or a copy of it amid zeros; or its own elements."""
+    given, shape = node.args[0], reader.shape(node)
+    assert isinstance(given, fx.Node)
+    try:
+        pads = _pads(reader, node)
+    except Unread:
+        return read_gather(reader, node, reader.view(given), lambda tensor: run_on(reader, node, tensor, given))
     framed = _framed(reader, node)
     if framed is not None:
         return framed
@@ -176,10 +183,11 @@ def _framed(reader: Reader, node: fx.Node) -> View | None:
 
 def read_pixel_shuffle(reader: Reader, node: fx.Node) -> Value:
     """Channels become pixels."""
-    name = _spelling(reader, node)
-    view, shape = reader.view(node.args[0]), reader.shape(node)
+    name, given = _spelling(reader, node), node.args[0]
+    assert isinstance(given, fx.Node)
+    view, shape = reader.view(given), reader.shape(node)
     if name not in ("pixel_shuffle", "pixelshuffle") or len(shape) != 3:
-        raise Unread("it shuffles in another way")
+        return read_gather(reader, node, view, lambda tensor: run_on(reader, node, tensor, given))
     factor = shape[1] // view.shape[1]
     (_, height, width), (c, h, w) = view.shape, view.strides
     pieces = (shape[0], factor, factor, height, width)

@@ -66,7 +66,7 @@ def read_layer_norm(reader: Reader, node: fx.Node) -> Value:
     module = _module(reader, node)
     shape = tuple(setting(node, module, 1, "normalized_shape", ()))
     eps = float(setting(node, module, 4, "eps", 1e-5))
-    x = dense_rows(reader, node.args[0])
+    x = dense_rows(reader, reader.floats(node.args[0]))
     if len(shape) != 1:
         raise Unread("it normalizes over several axes")
     weight, bias = _affine(reader, node, (2, 3), shape[0])

@@ -6,19 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 from torch import fx, nn
 
 from fxquant.engines.native import pool
-from fxquant.engines.native.layouts import as_image, copy_dense, with_height
+from fxquant.engines.native.layouts import as_image, with_height
 from fxquant.engines.native.lazy import Lazy, Value, lazy
 from fxquant.engines.native.ops import pointer
 from fxquant.engines.native.pool import Pool, Window
 from fxquant.engines.native.read_acts import grid_of_quantize
-from fxquant.engines.native.read_rows import product
+from fxquant.engines.native.read_reduction import mean_over, read_sum
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
-from fxquant.engines.native.values import Buffer, Grid, View, image, read_back, round_up, stand_in
+from fxquant.engines.native.values import Grid, View, image, read_back, round_up, stand_in
 from fxquant.engines.onednn.support import setting
 from fxquant.engines.read_qdq import is_quantize, single_user
 
@@ -102,7 +101,7 @@ def read_avg_pool(reader: Reader, node: fx.Node) -> Value:
     if isinstance(source, fx.Node) and _is_float(reader.values[source]) and set(reader.shape(node)[1:]) == {1}:
         view = reader.view(source)
         if "adaptive" in _name(reader, node) and len(view.shape) in (2, 3):
-            return _mean_of_floats(reader, node, view, tuple(range(2, len(view.shape) + 1)))
+            return mean_over(reader, node, view, tuple(range(1, len(view.shape))))
     x = _source(reader, node)
     assert x.grid is not None
     shape = reader.shape(node)
@@ -130,17 +129,13 @@ def read_avg_pool(reader: Reader, node: fx.Node) -> Value:
 
 
 def read_mean(reader: Reader, node: fx.Node) -> Value:
-    """Return the mean over all pixels: x.mean((2, 3))."""
+    """Return the mean over all pixels, x.mean((2, 3)), or over other axes."""
     source = node.args[0]
     axes = setting(node, None, 1, "dim", None)
-    if isinstance(source, fx.Node) and _is_float(reader.values[source]):
-        return _mean_of_floats(reader, node, reader.view(source), axes)
-    view = reader.bytes(source)
-    axes = (axes,) if isinstance(axes, int) else tuple(axes or ())
-    rank = len(view.shape) + 1
-    if rank not in (3, 4) or sorted(axis % rank for axis in axes) != list(range(2, rank)) or node.kwargs.get("dtype"):
-        raise Unread("it takes a mean over other axes than those of the pixels")
-    x = as_image(reader, with_height(view), (0, 0, 0, 0))
+    value = reader.values[source] if isinstance(source, fx.Node) else None
+    if not isinstance(value, View) or value.grid is None or not _is_of_pixels(value, axes):
+        return read_sum(reader, node)
+    x = as_image(reader, with_height(reader.bytes(source)), (0, 0, 0, 0))
     assert x.grid is not None
     end, grid = _ends(reader, node, x.grid, True)
     whole = tuple([(0, size, 1.0 / size)] for size in x.shape[1:])
@@ -148,33 +143,14 @@ def read_mean(reader: Reader, node: fx.Node) -> Value:
     return _done(reader, node, end, made)
 
 
+def _is_of_pixels(view: View, axes: int | Sequence[int] | None) -> bool:
+    axes = (axes,) if isinstance(axes, int) else tuple(axes or ())
+    rank = len(view.shape) + 1
+    return rank in (3, 4) and sorted(axis % rank for axis in axes) == list(range(2, rank))
+
+
 def _is_float(value: Value) -> bool:
     return isinstance(value, Lazy) or (isinstance(value, View) and value.grid is None)
-
-
-def _mean_of_floats(reader: Reader, node: fx.Node, view: View, axes: int | Sequence[int] | None) -> View:
-    """Return the mean of floats over neighbouring axes: a product with a row of equal shares."""
-    rank = len(view.shape) + 1
-    found_axes = (axes,) if isinstance(axes, int) else tuple(axes or ())
-    axes = sorted(axis % rank - 1 for axis in found_axes)
-    if node.kwargs.get("dtype") or not axes or axes != list(range(axes[0], axes[0] + len(axes))) or axes[0] < 0:
-        raise Unread("it takes a mean over axes that are not neighbours")
-    rest = [axis for axis in range(len(view.shape)) if axis not in axes]
-    count, others = math.prod(view.shape[axis] for axis in axes), math.prod(view.shape[axis] for axis in rest)
-    order = [0, *(1 + axis for axis in axes), *(1 + axis for axis in rest)]
-    table = read_back(view, stand_in(view).permute(order).reshape(2, count, others))
-    if table is None:
-        table = copy_dense(reader, read_back(view, stand_in(view).permute(order)) or view, tight=True)
-        table = read_back(table, stand_in(table).reshape(2, count, others))
-    assert table is not None
-    offset = reader.constants.put(np.full(count, 1.0 / count, np.float32))
-    buffer = Buffer(dtype="f32", size=count, space="constant", offset=offset)
-    shares = View(buffer=buffer, shape=(1, count), strides=(count, 1))
-    made = product(reader, shares, table, (1, others))
-    found = read_back(made, stand_in(made).reshape(2, *reader.shape(node)))
-    if found is None:
-        raise Unread("its result has another layout")
-    return found
 
 
 def _emit(

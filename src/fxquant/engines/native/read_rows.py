@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import fx
+from torch import fx, nn
 
 from fxquant.engines.native import matmul, rows
 from fxquant.engines.native.layouts import copy_dense
@@ -23,9 +23,8 @@ from fxquant.engines.onednn.support import setting
 from fxquant.ops.table import argument
 
 
-def dense_rows(reader: Reader, node: object) -> View:
-    """Return an operand of floats whose last axis is dense."""
-    view = reader.floats(node)
+def dense_rows(reader: Reader, view: View) -> View:
+    """Return floats whose last axis is dense."""
     if not view.shape:
         raise Unread("its operand has no axis")
     return view if view.strides[-1] == 1 and view.batched else copy_dense(reader, view)
@@ -54,15 +53,20 @@ def order_of_rows(view: View) -> tuple[int, ...]:
 
 
 def read_softmax(reader: Reader, node: fx.Node) -> Value:
-    """Over the last axis."""
+    """Over any axis of a sample."""
     module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
     axis = setting(node, module, 1, "dim", None)
-    x = dense_rows(reader, node.args[0])
-    if axis not in (-1, len(x.shape)):
-        raise Unread("it runs over another axis than the last")
     if node.kwargs.get("dtype") not in (None, torch.float32):
         raise Unread("its output is not float32")
-    return softmax(reader, x, 1.0)
+    x = reader.floats(node.args[0])
+    if module is not None and isinstance(module, nn.Softmax2d):
+        axis = 1
+    if not isinstance(axis, int) or axis % (len(x.shape) + 1) == 0:
+        raise Unread("it runs over the batch")
+    order = [*range(len(x.shape))]
+    order.append(order.pop(axis % (len(x.shape) + 1) - 1))
+    made = softmax(reader, dense_rows(reader, _with_axes(x, order)), 1.0)
+    return _with_axes(made, [order.index(place) for place in range(len(order))])
 
 
 def softmax(reader: Reader, x: View, scale: float, *, masked: bool = False) -> View:
@@ -107,7 +111,10 @@ def _in_order(view: View, names: str, order: list[str]) -> View:
     """Return a view with its axes, which have names, in another order."""
     if len(view.shape) != len(names):
         raise Unread("its operands have other axes")
-    axes = [names.index(name) for name in order]
+    return _with_axes(view, [names.index(name) for name in order])
+
+
+def _with_axes(view: View, axes: list[int]) -> View:
     return replace(view, shape=tuple(view.shape[i] for i in axes), strides=tuple(view.strides[i] for i in axes))
 
 

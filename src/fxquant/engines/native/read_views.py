@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from fxquant.engines.native.layouts import copy_dense
 from fxquant.engines.native.lazy import Moved, Outside, Value
+from fxquant.engines.native.read_gather import read_gather
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Shape, Unread
 from fxquant.engines.native.values import View, batch_axis, broadcast, read_back, stand_in
@@ -23,6 +24,8 @@ def run_on(reader: Reader, node: fx.Node, tensor: Tensor, source: fx.Node) -> An
         if operand is source:
             return tensor
         shape = reader.shapes.get(operand)
+        if reader.is_fixed(operand):
+            return reader.constant_of(operand)
         if isinstance(shape, Shape):
             dims = (2, *shape.dims) if shape.batched else shape.dims
             return torch.empty(dims, dtype=shape.dtype, device="meta")
@@ -53,15 +56,20 @@ def read_view(reader: Reader, node: fx.Node) -> Value:
     whole = isinstance(shape, Shape) and not shape.batched
     if isinstance(value, Outside) and (value.constant or whole or source.op != "placeholder"):
         return _expand_constant(reader, node, value)
-    if len(node.all_input_nodes) > 1 and any(isinstance(reader.shapes.get(o), Shape) for o in node.all_input_nodes[1:]):
+    others = [
+        each for each in node.all_input_nodes if each is not source and isinstance(reader.shapes.get(each), Shape)
+    ]
+    if not all(map(reader.is_fixed, others)):
         raise Unread("it takes places from a tensor")
     found = _as_view(reader, node, _stands_for(reader, value, source), source)
     if found is None and not isinstance(value, Moved):
         copied = copy_dense(reader, reader.view(source), tight=True)
         found = _as_view(reader, node, (copied, stand_in(copied)), source)
-    if found is None:
+    if found is not None:
+        return found
+    if isinstance(value, Moved):
         raise Unread("it moves data in a way that no view does")
-    return found
+    return read_gather(reader, node, reader.view(source), lambda tensor: run_on(reader, node, tensor, source))
 
 
 def _stands_for(reader: Reader, value: Value, source: fx.Node) -> tuple[View, Tensor]:

@@ -355,6 +355,11 @@ class Reader:
             )
         )
 
+    def is_fixed(self, node: fx.Node) -> bool:
+        """Tell whether a node is known to give the same at every call."""
+        value = self.values.get(node)
+        return isinstance(value, Outside) and value.constant
+
     def is_constant(self, node: fx.Node) -> bool:
         """Tell whether a node computes something of parameters alone, without a batch."""
         shape, operands = self.shapes.get(node), [self.values[operand] for operand in node.all_input_nodes]

@@ -37,7 +37,7 @@ EACH = frozenset(
         *LOGIC,
     )
 )
-REDUCTIONS = frozenset(("amax", "amin", "var", "norm"))
+REDUCTIONS = frozenset(("amax", "amin", "var", "std", "norm", "vector_norm"))
 NAMES = EACH | REDUCTIONS | {"normalize", "rms_norm", "bool"}
 
 
@@ -56,10 +56,11 @@ def _functions() -> Mapping[object, str]:
     """Return functions of Python and torch, and overloads of ATen, by what they are."""
     found: dict[object, str] = {}
     for spelling, name in (*((name, name) for name in sorted(NAMES)), *_ALIASES.items()):
-        for space in (torch, operator, F):
+        for space in (torch, operator, F, torch.linalg):
             if callable(function := getattr(space, spelling, None)):
                 found[function] = name
         packet = getattr(torch.ops.aten, spelling, None)
         if packet is not None:
             found.update({getattr(packet, overload): name for overload in packet.overloads()})
+    found[torch.ops.aten.linalg_vector_norm.default] = "vector_norm"
     return found
