@@ -357,3 +357,41 @@ def test_a_mixture_of_experts_is_saved(tmp_path: Path) -> None:
     fq.save(quantized, tmp_path / "experts.fq")
     for rows in (x, torch.randn(6, 8)):
         assert torch.equal(fq.load(tmp_path / "experts.fq", engine="onednn")(rows), quantized(rows))
+
+
+class Positions(nn.Module):
+    """An embedding by a parameter of its own, for as many rows as a size says, and a linear of the user's class."""
+
+    class Own(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 8))
+        self.proj = self.Own(8, 8)
+
+    def forward(self, shape: torch.Size) -> Tensor:
+        batch, length = shape
+        return self.proj(F.embedding(torch.arange(length), self.weight)).expand(batch, length, 8)
+
+
+class Placed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.head = Positions(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.head(x + self.places(x.shape[:2]))
+        return found if len({float(value) for value in found.flatten().tolist()}) else -found
+
+
+def test_code_that_runs_beside_a_graph_finds_its_parameters_after_load(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Placed().eval()
+    quantized = fq.quantize(model, [torch.randn(2, 5, 8) for _ in range(3)], precision="int8")
+    loaded = fq.load(fq.save(quantized, tmp_path / "m.fq"), model)
+    other = torch.randn(3, 7, 8)  # of sizes that the graph of `places` does not hold for
+    assert torch.equal(loaded(other), quantized(other))
+    again = fq.load(fq.save(loaded, tmp_path / "again.fq"), model)
+    assert torch.equal(again(other), quantized(other))

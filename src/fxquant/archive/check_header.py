@@ -36,6 +36,8 @@ _OPTIONAL: dict[str, tuple[type, ...]] = {
     "present": (list,),
     "tail": (list,),
     "axis": (int,),
+    "moved": (dict,),
+    "classes": (list,),
 }
 
 
@@ -103,6 +105,17 @@ def _check_row(path: str, row: object) -> None:
             row["num_inputs"] is not None and not is_whole(row["num_inputs"], 0)
         ):
             raise ArchiveError(f"{where} has a number out of range.")
+        _check_moved(where, row.get("moved", {}), row.get("classes", []))
+
+
+def _check_moved(where: str, moved: Json, classes: list[object]) -> None:
+    """Raise unless these are paths of parameters, each with where it is now and a flag, and paths of modules."""
+    _check_words(where, list(moved), classes)
+    for place in moved.values():
+        if not isinstance(place, list) or [type(part) for part in place] != [str, bool]:
+            raise ArchiveError(f"{where} says of a parameter {str(place)[:80]}, which is no place.")
+    for path in (*moved, *(place[0] for place in moved.values()), *map(str, classes)):
+        check_path(path)
 
 
 def _check_fields(where: str, row: Json, fields: dict[str, tuple[type, ...]]) -> None:

@@ -65,6 +65,9 @@ def region_row(path: str, region: Region, graph: fx.Graph, code: Code) -> Row:
         rows = graph_to_json(graph, {**code, **_own_functions()})
     except ArchiveError as error:
         raise ArchiveError(f"region {path or '<root>'!r} cannot be saved: {error}") from error
+    further: dict[str, object] = {}
+    if origin.path:  # a model that is one graph has no code to run beside it
+        further = {"moved": {old: list(place) for old, place in origin.moved.items()}, "classes": [*origin.classes]}
     return {
         "kind": "region",
         "class": origin.class_name or name_of(origin.user_class),
@@ -76,6 +79,7 @@ def region_row(path: str, region: Region, graph: fx.Graph, code: Code) -> Row:
         "boundary": to_json(preparation_of(region).boundary),
         "graph": rows,
         "code": sorted({row[2] for row in rows if row[0] == "call_function" and row[2] in code}),
+        **{name: places for name, places in further.items() if places},
     }
 
 
@@ -91,6 +95,8 @@ def build_region(row: Row, part: nn.Module | None, code: Code) -> Region:
         input_names=tuple(map(str, row["input_names"])),
         flat=str(row["flat"]),
         order=int(row["order"]),
+        moved={old: (place, turned) for old, (place, turned) in row.get("moved", {}).items()},
+        classes={} if part is None else _classes(part, row.get("classes", [])),
     )
     graph = graph_from_json(row["graph"], {**code, **_own_functions()})
     _read_conditions(graph)
@@ -103,6 +109,12 @@ def build_region(row: Row, part: nn.Module | None, code: Code) -> Region:
         for table in HOOK_TABLES:  # of a stock module by itself; those inside a graph are not run
             region.__dict__[table] = part.__dict__[table]
     return region
+
+
+def _classes(part: nn.Module, paths: list[str]) -> dict[str, type[nn.Module]]:
+    """Return the classes that the float model has where stock modules were put, for its code (graph/as_written.py)."""
+    found = {path: find_module(part, path) for path in paths}
+    return {path: type(module) for path, module in found.items() if module is not None}
 
 
 def _around_child(module: nn.Module) -> nn.Module:

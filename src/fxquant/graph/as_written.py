@@ -26,8 +26,9 @@ def as_written(view: nn.Module, origin: Origin) -> nn.Module:
         holder, _, kept = new.rpartition(".")
         owner = _copied(made, path, copies)
         value = _float(view.get_submodule(holder), kept)
-        owner._modules.pop(name, None)
-        owner.__dict__[name] = value.t() if transposed and isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            owner._modules.pop(name, None)
+            owner.__dict__[name] = value.t() if transposed else value
     return made
 
 
