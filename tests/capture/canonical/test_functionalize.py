@@ -407,3 +407,44 @@ def test_products_read_what_was_written(write: Callable[[Tensor, Tensor], Tensor
     quantized = fq.convert_fx(prepared, engine="reference")
     assert sqnr_db(model(x.clone()), quantized(x.clone())) > 25
     assert fq.explain(quantized).int8_share >= 2 / 3  # what makes a tensor that is written to stays in float
+
+
+class Router(nn.Module):
+    """The shares of the best experts, made to sum to 1 in place, beside their indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.out = nn.Parameter(torch.randn(4, 8)), nn.Linear(2, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shares, index = torch.topk(torch.softmax(F.linear(x, self.weight), -1), 2)
+        shares /= shares.sum(-1, keepdim=True)
+        return self.out(shares), index
+
+
+def test_items_of_what_an_op_makes_have_memory_of_their_own() -> None:
+    region = capture(Router().eval(), (torch.randn(6, 8),), method="symbolic")
+    assert isinstance(region, Region)
+    assert not any(node.meta.get("mutated") for node in region.graph.nodes)
+
+
+class DividedSlice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.first(x)
+        part = made[:, :2]
+        part /= part.sum(-1, keepdim=True)
+        return self.second(made)
+
+
+@both
+def test_gradients_flow_through_what_is_written_to(method: Method) -> None:
+    torch.manual_seed(0)
+    model, x = DividedSlice().train(), torch.randn(6, 8)
+    (wanted,) = torch.autograd.grad(model(x).sum(), model.first.weight)
+    region = capture(model, (x,), method=method)
+    (found,) = torch.autograd.grad(region(x).sum(), dict(region.named_parameters())["first.weight"])
+    assert torch.allclose(found, wanted, atol=1e-4 * float(wanted.abs().max()))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fxquant.graph.nodes import TensorInfo
 from fxquant.ops.table import OpTable
 
 # attributes and methods of a tensor that return plain values
@@ -69,6 +70,21 @@ def may_be_input(node: fx.Node, root: nn.Module, ops: OpTable) -> bool:
     return not fresh and may_alias_input(node, root, ops)
 
 
+def _items(node: fx.Node, root: nn.Module, ops: OpTable) -> list[tuple[fx.Node, int]]:
+    """Return the items that code takes of what an op makes, such as the values of topk: each has memory of its own."""
+    if node.op in ("placeholder", "get_attr", "output") or may_alias_input(node, root, ops):
+        return []
+    return [item for user in node.users if (item := _item(user)) is not None and item[0] is node]
+
+
+def _item(node: fx.Node) -> tuple[fx.Node, int] | None:
+    """Return which item of which container a node takes, if that is what it does."""
+    if node.target is not operator.getitem or type(node.args[1]) is not int or not isinstance(node.args[0], fx.Node):
+        return None
+    container = node.args[0]
+    return None if isinstance(container.meta.get("tensor"), TensorInfo) else (container, node.args[1])
+
+
 class AliasSets:
     """The memory that each node may share; without `views`, the tensors that it may be.
 
@@ -92,8 +108,10 @@ class AliasSets:
                 sources = [mutates[node]]  # an in-place op returns what it mutates
             elif node.op not in ("placeholder", "get_attr", "output") and node.users and may_join(node, root, ops):
                 sources = node.all_input_nodes
-            made = frozenset((node.target if node.op == "get_attr" else node,))
-            self._origins[node] = frozenset().union(*(self._origins[source] for source in sources)) or made
+            made = frozenset((node.target if node.op == "get_attr" else node, *_items(node, root, ops)))
+            joined = frozenset().union(*(self._origins[source] for source in sources)) or made
+            item = _item(node)
+            self._origins[node] = frozenset((item,)) if item in joined else joined
 
     def add(self, node: fx.Node, source: fx.Node) -> None:
         """A new node, which is a tensor that there is already."""

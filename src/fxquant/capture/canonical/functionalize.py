@@ -176,6 +176,11 @@ def _rewrite(node: fx.Node, region: Region, ops: OpTable, private: bool, sets: A
         return
     if twin is not None and not isinstance(node.target, torch._ops.OpOverload) and not _is_view(node, ops):
         twin(node)
+        if region.training:  # backward reads what the op was given, which the write changes
+            with graph.inserting_before(node):
+                given = graph.call_method("clone", (target,))
+            given.meta = {key: value for key, value in target.meta.items() if key != "mutated"}
+            node.replace_input_with(target, given)
         with graph.inserting_after(node):
             write = graph.call_function(apply_in_place, (target, "copy_", node))
         sets.add(write, target)
