@@ -18,6 +18,7 @@ from fxquant.capture.exported.sizes_of_one import probe_ones
 from fxquant.capture.guards import check_items, check_key, check_same, unpack
 from fxquant.capture.inputs import tied_argument
 from fxquant.capture.modes import ModeError, alike_without_weights, check_eval, mark_skipped
+from fxquant.capture.reasons import Cause
 from fxquant.capture.request import Request
 from fxquant.capture.run_untraced import copy_inputs, difference, evaluating
 from fxquant.capture.source_lines import reason
@@ -89,6 +90,9 @@ def _symbolic(request: Request, concrete: bool) -> Region:
 
 def exported(request: Request) -> Region:
     """Make a region by torch.export, or raise a CaptureError."""
+    if request.recording.draws:
+        why = Cause.DRAWN_OUTSIDE.because()
+        raise CaptureError(f"torch.export: {why.text}, which a graph would fix. What to do: {why.hint}.", why=why)
     tree = request.clone()
     program = export(request, tree)
     region = _region(request, tree, program.graph, "export")

@@ -50,6 +50,10 @@ class Cause(Enum):
         "a call changes the attribute {name!r} and the next call depends on it: {found}",
         _RETURN,
     )
+    DEPENDS_ON_GLOBALS = (
+        "a call changes what a global, a class or a closure holds and the next call depends on it: {found}",
+        "pass it as an input, and return what it becomes",
+    )
     WEIGHTS_OUTSIDE = ("its weights are used outside of it, by {reader}", _READS)
     ONLY_READ = ("its weight is used by {reader}, which does not call it", _READS)
     ALSO_PASSED = (
@@ -78,6 +82,10 @@ class Cause(Enum):
     DRAWN = (
         "random numbers are drawn that do not follow from an input, such as torch.rand(4)",
         "draw them like an input (torch.rand_like), or pass them as one",
+    )
+    DRAWN_OUTSIDE = (
+        "random numbers are drawn by Python's random or by numpy",
+        "draw them with torch, like an input (torch.rand_like), or pass them as one",
     )
     OBJECT = (
         "a graph cannot hold a {cls}",

@@ -7,6 +7,7 @@ followed once, too (`Ground`), for this model and for its parts.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from fxquant.capture.piecewise.calls import Calls, record_calls
 from fxquant.capture.reasons import Cause
 from fxquant.capture.run_untraced import call, difference, evaluating, run, seed, untouched
 from fxquant.capture.source_lines import locate, reason
+from fxquant.capture.untouched.other_random import has_drawn, random_state
 from fxquant.capture.untouched.snapshot import Ground, Snapshot
 from fxquant.errors import CaptureError
 from fxquant.graph.clone_tree import clone_tree
@@ -96,16 +98,28 @@ class Recording:
                 model.eval()
                 theirs = call(model, self.args, self.kwargs)
             kept = before.changed()
-            if kept:
+            if kept or before.changed_outside():
                 before.restore_buffers()  # a graph can hold these
                 seed(model)
                 if found := difference(call(model, self.args, self.kwargs), theirs):
-                    path, names = next(iter(kept.items()))
-                    why = Cause.DEPENDS_ON_STATE.because(name=names[0], found=found)
+                    path, names = next(iter(kept.items()), ("", ()))
+                    why = Cause.DEPENDS_ON_GLOBALS.because(found=found)
+                    if names:
+                        why = Cause.DEPENDS_ON_STATE.because(name=names[0], found=found)
                     raise CaptureError(f"{why.text}. A graph cannot hold that.", why=why, path=path)
         if evaluated or not self.model.training:
             self._outputs[False] = theirs
         return Reference(theirs, evaluated)
+
+    @functools.cached_property
+    def draws(self) -> bool:
+        """Whether the code draws random numbers from what is not torch's: a graph would hold them as they were."""
+        model = clone_tree(self.model)
+        with self.untouched(model):
+            before = random_state()
+            with contextlib.suppress(Exception):  # of a mode that does not take the example
+                call(model, self.args, self.kwargs)
+            return has_drawn(before)
 
     def evaluated_outputs(self) -> object:
         """Return the outputs of the model in eval mode."""

@@ -20,6 +20,7 @@ from torch import nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
+from fxquant.capture.untouched.other_random import put_back, start_over
 from fxquant.capture.untouched.snapshot import Ground, Snapshot
 
 Inputs = TypeVar("Inputs")
@@ -38,7 +39,7 @@ def untouched(model: nn.Module, ground: Ground | None = None) -> Iterator[Snapsh
     """
     before = Snapshot(model, ground=ground)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(model)):
+        with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(model)), put_back():
             seed(model)
             yield before
     finally:
@@ -46,10 +47,11 @@ def untouched(model: nn.Module, ground: Ground | None = None) -> Iterator[Snapsh
 
 
 def seed(model: nn.Module) -> None:
-    """Start the random numbers of a model over, where it is: those of other devices stay the user's.
+    """Start the random numbers over, on the CPU and where a model is: those of other devices stay the user's.
 
     `torch.manual_seed` would reach all devices, and takes longer than a call of a small model.
     """
+    start_over()
     torch.default_generator.manual_seed(0)
     for device in _cuda_devices(model):
         torch.cuda.default_generators[device].manual_seed(0)

@@ -52,6 +52,7 @@ class _Pieces:
         self.left: list[Left] = []
         self.replaced: dict[str, Piece] = {}  # by path
         self.orders: Counter[tuple[str, str]] = Counter()
+        self.repeats: dict[bool, bool] = {}  # by mode: whether two runs of the model agree
 
     def visit(self, path: str) -> None:
         """Make the module at a path a region, or look into it."""
@@ -290,9 +291,18 @@ class _Pieces:
                     found = difference(self.request.recording.run(self.tree, args, kwargs), theirs)
             except Exception as error:
                 found = reason(error)
-            if found:
+            if found and self._repeats(training, theirs):
                 return found
         return None
+
+    def _repeats(self, training: bool, theirs: object) -> bool:
+        """Tell whether the model itself computes the same again; code may draw numbers that no seed of ours reaches."""
+        if training not in self.repeats:
+            tree = self.request.clone()
+            with evaluating(tree, not training):
+                again = self.request.recording.run(tree, self.request.args, self.request.kwargs)
+            self.repeats[training] = difference(again, theirs) is None
+        return self.repeats[training]
 
     def finish(self) -> nn.Module:
         names, count = self.request.input_names, self.request.num_inputs

@@ -97,7 +97,7 @@ def watch_calls(
                 with intercepting(tree, watch.intercept), written:
                     watch.outputs = call(tree, args, kwargs)
                 watch.failed = False
-                if len(modes) == 1 and not before.changed():
+                if len(modes) == 1 and not (before.changed() or before.changed_outside()):
                     watch.reference = Reference(watch.outputs, evaluated=False)
     finally:
         for handle in handles:

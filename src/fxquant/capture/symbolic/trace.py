@@ -37,6 +37,7 @@ from fxquant.capture.symbolic.look_inside import look_inside, takes_weights
 from fxquant.capture.symbolic.proxies import Proxy, StateProxy
 from fxquant.capture.symbolic.random_constants import DrawnWatch
 from fxquant.capture.symbolic.wrap import intercepting, is_wrapped
+from fxquant.capture.untouched.other_random import has_drawn, random_state
 from fxquant.errors import CaptureError, Reason
 from fxquant.graph import torch_compat
 from fxquant.graph.region import Region
@@ -68,6 +69,7 @@ class _Tracer(fx.Tracer):
         self.values = values
         self.thread = threading.get_ident()  # torch.fx asks us about the modules of all threads
         self.drawn = DrawnWatch(lambda: values is not None and values.running)
+        self.drew: str | None = None  # the innermost module whose code drew random numbers outside of torch
         self.names: dict[int, str] = {}
         self.slots = request.slots
         self.leaf_names = frozenset(request.leaf_names)
@@ -124,7 +126,11 @@ class _Tracer(fx.Tracer):
             def forward(*given: object, **named: object) -> object:
                 return inline(self, m, path, given, named)
 
-        return super().call_module(m, forward, args, kwargs)
+        before = random_state()
+        found = super().call_module(m, forward, args, kwargs)
+        if self.drew is None and has_drawn(before):
+            self.drew = self.path_of_module(m)
+        return found
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         return bool(fix_value(obj, "bool", bool, Cause.CONTROL_FLOW.because()))
@@ -267,8 +273,11 @@ def _trace(
     try:
         # what forward keeps in plain attributes would be proxies
         with request.recording.untouched(tree), intercepting(tree, tracer.call_wrapped), seeing_proxies(tree):
+            before = random_state()
             with tracer.drawn:
                 graph = tracer.trace(tree)
+            if has_drawn(before):
+                raise _drawn_outside(tracer.drew or "")
             if tracer.__dict__.get("refused"):  # in a `try` of the user's code
                 raise tracer.__dict__["refused"][0]
             _refuse_assigned(tree)
@@ -278,6 +287,12 @@ def _trace(
         raise _explain(error, tree) from error
     unread = (n for n in graph.nodes if n.target is operator.getitem and n.args[0].target is unpack and not n.users)
     return graph, tracer.handed_on or any(unread)
+
+
+def _drawn_outside(path: str) -> CaptureError:
+    why = Cause.DRAWN_OUTSIDE.because()
+    message = f"symbolic trace: {why.text}, which a trace would fix. What to do: {why.hint}."
+    return CaptureError(message, why=why, path=path, data_dependent=True)
 
 
 def _check_leaf_names(tree: nn.Module, leaf_names: Collection[str]) -> None:

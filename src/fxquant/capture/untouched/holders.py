@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import operator
+import pickle
+import random
 import types
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias, TypeVar
@@ -127,6 +129,19 @@ def _put_array(value: NDArray[np.generic], state: NDArray[np.generic]) -> None:
         value[...] = state
 
 
+def _read_bits(generator: np.random.Generator | np.random.RandomState) -> bytes:
+    """Return the state of a generator of numpy's."""
+    is_old = isinstance(generator, np.random.RandomState)
+    return pickle.dumps(generator.get_state(legacy=False) if is_old else generator.bit_generator.state)
+
+
+def _put_bits(generator: np.random.Generator | np.random.RandomState, state: bytes) -> None:
+    if isinstance(generator, np.random.RandomState):
+        generator.set_state(pickle.loads(state))
+    else:
+        generator.bit_generator.state = pickle.loads(state)
+
+
 TABLE = Kind(_read_table, _same_table, _put_table, lambda state: (*state, *state.values()))
 MODULE = Kind(dict, _same_table, _put_module)
 REGION = Kind(_read_region, lambda table, state: _same_table(_read_region(table), state), _put_region)
@@ -140,6 +155,13 @@ ARRAY = Kind(lambda a: a.copy(), lambda a, b: a.tobytes() == b.tobytes(), _put_a
 CACHE = Kind(lambda f: f.cache_info().misses, lambda f, n: f.cache_info().misses == n, lambda f, _: f.cache_clear())
 RANDOM = Kind(lambda g: g.get_state(), lambda g, s: torch.equal(g.get_state(), s), lambda g, s: g.set_state(s))
 PYTHON_RANDOM = Kind(lambda r: r.getstate(), lambda r, s: r.getstate() == s, lambda r, s: r.setstate(s))
+NUMPY_RANDOM = Kind(_read_bits, lambda g, s: _read_bits(g) == s, _put_bits)
+GENERATORS: tuple[tuple[type, Kind], ...] = (
+    (torch.Generator, RANDOM),
+    (random.Random, PYTHON_RANDOM),
+    (np.random.Generator, NUMPY_RANDOM),
+    (np.random.RandomState, NUMPY_RANDOM),
+)
 CONTAINERS = (
     (dict, TABLE),
     (list, LIST),

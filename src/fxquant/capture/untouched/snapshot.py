@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import random
 import types
 import weakref
 from collections.abc import Iterator
@@ -29,11 +28,10 @@ from fxquant.capture.untouched.holders import (
     CACHE,
     CELL,
     CONTAINERS,
+    GENERATORS,
     KEPT,
     LIST,
     MODULE,
-    PYTHON_RANDOM,
-    RANDOM,
     REGION,
     SET,
     SLOTS,
@@ -41,6 +39,7 @@ from fxquant.capture.untouched.holders import (
     TENSOR,
     Kind,
 )
+from fxquant.capture.untouched.other_random import put_back
 from fxquant.graph import torch_compat
 from fxquant.graph.own import slots_of
 from fxquant.graph.reach import ATOMS, Reach, is_foreign, is_missing
@@ -56,6 +55,7 @@ _HOLDERS = (types.SimpleNamespace, collections.UserDict, collections.UserList, w
 
 
 Record = tuple[Any, Any, Kind, int]  # (what, its state, how to treat it, root)
+Binding = tuple[Any, str, Any]  # (table of globals, class or other holder, name, value)
 
 
 class Snapshot:
@@ -68,7 +68,7 @@ class Snapshot:
         self._ground = ground
         self._seen: dict[int, Any] = {}
         self._records: list[Record] = []
-        self._bindings: list[tuple[Any, str, Any]] = []
+        self._bindings: list[Binding] = []
         self._labels: dict[int, list[tuple[str, str]]] = {}  # root -> the module attributes that lead there
         self._empty: list[Any] = []  # tables of modules that had nothing in them
         self._classes: set[type] = set()
@@ -91,7 +91,7 @@ class Snapshot:
         for table in self._empty:
             if table:
                 table.clear()
-        for holder, name, value in (*self._bindings, *(self._ground.bindings if self._ground is not None else ())):
+        for holder, name, value in self._all_bindings():
             if isinstance(holder, dict):
                 _rebind(holder, name, value)
             elif vars(holder).get(name) is not value:
@@ -103,6 +103,11 @@ class Snapshot:
         yield from self._records
         if self._ground is not None:
             yield from (record for record in self._ground.records if id(record[0]) not in self._seen)
+
+    def _all_bindings(self) -> Iterator[Binding]:
+        yield from self._bindings
+        if self._ground is not None:
+            yield from self._ground.bindings
 
     def restore_buffers(self) -> None:
         """Tensors as they were; what Python keeps stays."""
@@ -127,6 +132,14 @@ class Snapshot:
                 if name not in found.setdefault(path, []):
                     found[path].append(name)
         return {path: names for path, names in found.items() if names}
+
+    def changed_outside(self) -> bool:
+        """Tell whether globals, closures or classes are not as they were: what no attribute of a module leads to."""
+        if any(_is_rebound(*binding) for binding in self._all_bindings()):
+            return True
+        outside = (record for record in self._all_records() if record[3] not in self._labels)
+        tables = (MODULE, REGION, CACHE)
+        return any(kind not in tables and not kind.same(what, state) for what, state, kind, _ in outside)
 
     def _leave_out(self, module: nn.Module) -> None:
         """A module that is not put back, also where code reaches it."""
@@ -223,8 +236,8 @@ class Snapshot:
             self._visit(getattr(value, "__wrapped__", None))
         elif cls is np.ndarray:
             self._add(value, ARRAY)
-        elif isinstance(value, (torch.Generator, random.Random)):
-            self._add(value, RANDOM if isinstance(value, torch.Generator) else PYTHON_RANDOM)
+        elif (generator := next((k for base, k in GENERATORS if isinstance(value, base)), None)) is not None:
+            self._add(value, generator)
         elif not is_foreign(cls.__module__) or isinstance(value, _HOLDERS):
             self._enter_object(value, cls)
 
@@ -280,6 +293,12 @@ def _is_sharded(parameter: Tensor | None) -> bool:
     return parameter is not None and type(parameter.data) is not Tensor
 
 
+def _is_rebound(holder: Any, name: str, value: object) -> bool:
+    if isinstance(holder, dict):
+        return name in holder if is_missing(value) else holder.get(name) is not value
+    return vars(holder).get(name) is not value
+
+
 def _rebind(table: dict[str, object], name: str, value: object) -> None:
     if is_missing(value):
         table.pop(name, None)
@@ -293,11 +312,11 @@ def left_as_it_was(model: nn.Module, *others: nn.Module) -> Iterator[None]:
 
     `others` are further forms of the model, as the quantized one: they run its code, which is followed once.
     """
-    ground, state = Ground(model), random.getstate()
+    ground = Ground(model)
     taken = [ground.snapshot, *(Snapshot(other, ground=ground) for other in others)]
     try:
-        yield
+        with put_back():
+            yield
     finally:
         for before in taken:
             before.restore()
-        random.setstate(state)
