@@ -542,3 +542,31 @@ def test_a_size_that_code_hands_on_is_a_tuple(caplog: pytest.LogCaptureFixture, 
     loaded = fq.load(fq.save(quantized, tmp_path / "m.fq"), model)
     assert torch.equal(loaded(x), quantized(x))
     assert "runs in float" not in caplog.text
+
+
+class Scaled(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * 2.0
+
+
+class TiedThrice(nn.Module):
+    """A table that nobody calls, whose weight an embedding and a linear hold, in code that does not trace."""
+
+    def __init__(self, shared: type[nn.Embedding]) -> None:
+        super().__init__()
+        self.shared, self.embed, self.head = shared(16, 8), shared(16, 8), nn.Linear(8, 16, bias=False)
+        self.embed.weight = self.head.weight = self.shared.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found = self.head(self.embed(ids))
+        if type(self.embed) is nn.Embedding:
+            found = found.to(self.embed.weight.abs().dtype)
+        return found if float(found.sum()) > 0 else -found
+
+
+@pytest.mark.parametrize("shared", [nn.Embedding, Scaled])
+def test_a_table_that_is_not_called_has_no_use_of_those_that_hold_its_weight(shared: type[nn.Embedding]) -> None:
+    model, ids = TiedThrice(shared).eval(), torch.randint(16, (2, 5))
+    quantized = fq.quantize(model, [ids] * 2, precision="int8")
+    assert fq.explain(quantized).int8_share == 1
+    assert not [left for left in fq.explain(quantized).left if left.weighted]

@@ -47,6 +47,7 @@ class Use:
     kwargs: dict[str, Any]
     user: str  # path of the module whose code it is
     inside: bool  # a module that owns the parameter was running
+    owned: bool  # that module itself owns it, perhaps by another name than the first
 
 
 @dataclass(kw_only=True, slots=True)
@@ -60,6 +61,7 @@ class Calls:
     first: dict[str, str]
     calls: dict[str, list[Call]] = field(default_factory=dict)
     uses: dict[str, list[Use]] = field(default_factory=dict)  # by the first name of the parameter
+    owners: dict[str, set[str]] = field(default_factory=dict)  # the modules that hold a parameter, likewise
     stateful: dict[str, list[str]] = field(default_factory=dict)
     outputs: dict[bool, Any] = field(default_factory=dict)  # by the mode: whether the model was training
 
@@ -146,6 +148,7 @@ class _Watch(TorchFunctionMode):
         for path, module in tree.named_modules():
             for _, tensor in own_tensors(module):
                 self.owners.setdefault(id(tensor), set()).add(path)
+        recording.owners.update({self.names[key]: paths for key, paths in self.owners.items()})
 
     def __torch_function__(
         self,
@@ -165,9 +168,11 @@ class _Watch(TorchFunctionMode):
         self, parameter: Tensor, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
         uses = self.recording.uses.setdefault(self.names[id(parameter)], [])
-        inside = not self.owners[id(parameter)].isdisjoint(self.running)
+        owners, user = self.owners[id(parameter)], self.running[-1]
+        inside = not owners.isdisjoint(self.running)
         light_args, light_kwargs = pytree.tree_map(self._light, (args, kwargs))
-        uses.append(Use(function=func, args=light_args, kwargs=light_kwargs, user=self.running[-1], inside=inside))
+        light = {"args": light_args, "kwargs": light_kwargs}
+        uses.append(Use(function=func, **light, user=user, inside=inside, owned=user in owners))
 
     def _light(self, leaf: object) -> object:
         """Activations as their sizes and dtypes, so that they are not kept alive."""

@@ -73,7 +73,7 @@ class _Pieces:
     def _visit_leaf(self, path: str, module: nn.Module) -> None:
         calls = self.recording.calls_of(path)
         readers = self._readers(path)
-        if not calls and readers:
+        if not calls and readers and not self._is_called_elsewhere(path):
             if not self._visit_functional(path):
                 self._leave(path, module, Cause.ONLY_READ.because(reader=readers[0]))
             return
@@ -94,6 +94,11 @@ class _Pieces:
         self._note_others(path, module, module.weight, weighted)
         if not calls:
             self._note(path, module, Cause.NOT_REACHED.because(), reached=False)
+
+    def _is_called_elsewhere(self, path: str) -> bool:
+        """Tell whether another module holds the same weight and is called: what is read may be that module's."""
+        owners = self.recording.owners.get(join_path(path, "weight"), ())
+        return any(owner != path and self.recording.calls_of(owner) for owner in owners)
 
     def _visit_code(self, path: str, module: nn.Module) -> None:
         calls = self.recording.calls_of(path)
@@ -127,7 +132,8 @@ class _Pieces:
             owner, _, own = name.rpartition(".")
             if not (is_within(owner, path) if inside else owner == path) or name not in parameters:
                 continue
-            weighted = [use for use in uses if is_weighted_use(use, parameters[name], self.request.ops)]
+            theirs = [use for use in uses if use.user == owner or not use.owned]  # others read an attribute of their own
+            weighted = [use for use in theirs if is_weighted_use(use, parameters[name], self.request.ops)]
             # a stock module that is called is a region itself
             stock = self.request.ops.of(type(self.tree.get_submodule(owner))) is not None
             bare = not stock or not self.recording.calls_of(owner)
