@@ -9,6 +9,7 @@ import contextlib
 
 from torch import fx, nn
 
+from fxquant.capture.canonical.added_bias import add_biases
 from fxquant.capture.canonical.clean import drop_checks, sweep
 from fxquant.capture.canonical.computed_weights import compute_weights
 from fxquant.capture.canonical.functionalize import functionalize
@@ -113,6 +114,7 @@ def _region(request: Request, tree: nn.Module, graph: fx.Graph, method: str) -> 
 def _canonicalize(region: Region, ops: OpTable) -> None:
     functionalize(region, ops)
     compute_weights(region, ops)
+    add_biases(region, ops)
     lift(region, ops)
     sweep(region)
 

@@ -202,9 +202,6 @@ def _weight_reason(node: fx.Node, op: Op) -> str:
         info = tensor_info(weight)
         if info is not None and not info.is_float:
             return f"its weight is {str(info.dtype).removeprefix('torch.')}"
-        bias = argument(node, op, op.params.index("bias")) if "bias" in op.params else None
-        if isinstance(bias, fx.Node) and bias.op != "get_attr":
-            return "its bias is computed at run time"
         return "its settings are computed at run time"
     if isinstance(weight, fx.Node) and weight.op == "placeholder":
         return "its weight is an input of the model"
