@@ -87,5 +87,5 @@ def test_training_draws_and_is_quantized(name: str) -> None:
 @pytest.mark.parametrize("name", ["python", "numpy", "global", "counted"])
 def test_a_graph_is_refused(name: str, method: str) -> None:
     model, x = Net(name, training=False).eval(), torch.randn(4, 8)
-    with pytest.raises(CaptureError, match="random numbers are drawn by Python|a call changes what a global"):
+    with pytest.raises(CaptureError, match=r"random numbers are drawn by Python|a call changes what a global"):
         fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,), method=method)  # type: ignore[arg-type]

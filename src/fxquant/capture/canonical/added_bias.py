@@ -1,7 +1,7 @@
 """Biases that are computed at run time: added behind the op, which runs on its weight alone.
 
     linear(x, get_attr weight, cat([q_bias, k_bias, v_bias]))    ->    linear(x, get_attr weight) + cat(...)
-    conv2d(x, get_attr weight, bias)                             ->    conv2d(x, get_attr weight) + bias.reshape(-1, 1, 1)
+    conv2d(x, get_attr weight, computed)                         ->    conv2d(x, get_attr weight) + reshape(computed)
 
 In eval mode that is left of biases that do not follow from parameters alone; in training none are folded.
 """
@@ -37,7 +37,7 @@ def _add_behind(node: fx.Node, position: int, bias: fx.Node, pixels: int) -> Non
     else:
         node.kwargs = {**node.kwargs, "bias": None}
     graph = node.graph
-    known = {key: node.meta[key] for key in ("scope", "where", "tensor") if key in node.meta}
+    known: dict[str, object] = {key: node.meta[key] for key in ("scope", "where", "tensor") if key in node.meta}
     with graph.inserting_after(node):
         added = graph.call_function(operator.add, (node, node))
     if pixels:

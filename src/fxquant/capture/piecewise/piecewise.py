@@ -132,7 +132,7 @@ class _Pieces:
             owner, _, own = name.rpartition(".")
             if not (is_within(owner, path) if inside else owner == path) or name not in parameters:
                 continue
-            theirs = [use for use in uses if use.user == owner or not use.owned]  # others read an attribute of their own
+            theirs = [use for use in uses if use.user == owner or not use.owned]  # not those of their own attributes
             weighted = [use for use in theirs if is_weighted_use(use, parameters[name], self.request.ops)]
             # a stock module that is called is a region itself
             stock = self.request.ops.of(type(self.tree.get_submodule(owner))) is not None

@@ -131,8 +131,9 @@ def _put_array(value: NDArray[np.generic], state: NDArray[np.generic]) -> None:
 
 def _read_bits(generator: np.random.Generator | np.random.RandomState) -> bytes:
     """Return the state of a generator of numpy's."""
-    is_old = isinstance(generator, np.random.RandomState)
-    return pickle.dumps(generator.get_state(legacy=False) if is_old else generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return pickle.dumps(generator.get_state(legacy=False))
+    return pickle.dumps(generator.bit_generator.state)
 
 
 def _put_bits(generator: np.random.Generator | np.random.RandomState, state: bytes) -> None:
