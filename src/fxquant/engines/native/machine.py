@@ -35,6 +35,7 @@ class Machine:
     bf16: bool = False
     halved: bool = False  # whether instructions run as two, each for half of a vector
     eager: bool = False  # whether it works ahead into the next tile, if tiles are small
+    blends: bool = False  # whether it blends and shifts vectors beside products, and shuffles fewer
     hosts: tuple[str, ...] = ()  # CPUs by LLVM's names, where features do not tell
     rate: float = 200e9  # products in a second and core, roughly
 
@@ -86,8 +87,8 @@ AVX512 = Machine(
     name="avx512-vnni", triple=_X86, cpu="cascadelake", needs=_AVX512, width=64, registers=32, dot="vpdpbusd"
 )
 AVX512_BF16 = replace(AVX512, name="avx512-bf16", cpu="cooperlake", needs=(*_AVX512, "avx512bf16"), bf16=True)
-ZEN5 = replace(AVX512_BF16, name="avx512-zen5", hosts=("znver5",), eager=True)
-ZEN4 = replace(ZEN5, name="avx512-zen4", hosts=("znver4",), halved=True)
+ZEN5 = replace(AVX512_BF16, name="avx512-zen5", hosts=("znver5",), eager=True, blends=True)
+ZEN4 = replace(ZEN5, name="avx512-zen4", hosts=("znver4",), halved=True, blends=False)
 AVX512_256 = Machine(
     name="avx512-vnni-256", triple=_X86, cpu="cascadelake", needs=_AVX512, width=32, registers=32, dot="vpdpbusd"
 )

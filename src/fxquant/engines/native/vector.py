@@ -289,25 +289,33 @@ class Kernel(Function):
 
     def low_words(self, a: str, b: str, width: int) -> str:
         """The low words of the elements of two vectors, in turns, by as few instructions as a machine has for it."""
-        n, low = width // 2, [place % 4 < 2 for place in range(width)]
-        if width < 64:
-            high = self.value(f"shl <{width // 4} x i32> {b}, splat (i32 16)")
-            first, second = (self.value(f"bitcast <{width // 4} x i32> {each} to <{n} x i16>") for each in (a, high))
-            which = ", ".join(f"i1 {str(place % 2 == 0).lower()}" for place in range(n))
-            return self.value(f"select <{n} x i1> <{which}>, <{n} x i16> {first}, <{n} x i16> {second}")
-        first, second = (self.value(f"bitcast <{width // 4} x i32> {each} to <{width} x i8>") for each in (a, b))
-        places = ", ".join(f"i8 {place % 16 - 2 * (not is_low)}" for place, is_low in enumerate(low))
-        moved = self.call("llvm.x86.avx512.pshuf.b.512", second, f"<{places}>")
-        both = self.value(f"select <64 x i1> {self._high_words()}, <64 x i8> {moved}, <64 x i8> {first}")
-        return self.value(f"bitcast <64 x i8> {both} to <32 x i16>")
+        n = width // 2
+        if width == 64 and not self.machine.blends:
+            first, second = (self.value(f"bitcast <{width // 4} x i32> {each} to <{width} x i8>") for each in (a, b))
+            places = ", ".join(f"i8 {place % 16 - 2 * (place % 4 > 1)}" for place in range(width))
+            moved = self.call("llvm.x86.avx512.pshuf.b.512", second, f"<{places}>")
+            which = self.mask("high", [place % 4 > 1 for place in range(width)])
+            both = self.value(f"select <64 x i1> {which}, <64 x i8> {moved}, <64 x i8> {first}")
+            return self.value(f"bitcast <64 x i8> {both} to <32 x i16>")
+        high = self.value(f"shl <{width // 4} x i32> {b}, splat (i32 16)")
+        first, second = (self.value(f"bitcast <{width // 4} x i32> {each} to <{n} x i16>") for each in (a, high))
+        if width == 64:
+            odd = self.mask("odd", [place % 2 > 0 for place in range(n)])
+            return self.value(f"select <{n} x i1> {odd}, <{n} x i16> {second}, <{n} x i16> {first}")
+        which = ", ".join(f"i1 {str(place % 2 == 0).lower()}" for place in range(n))
+        return self.value(f"select <{n} x i1> <{which}>, <{n} x i16> {first}, <{n} x i16> {second}")
 
-    def _high_words(self) -> str:
-        """A mask of the bytes of high words, in a register. LLVM is not told what is in it: it knows worse ways."""
-        bits = sum(0b1100 << 4 * element for element in range(16)) - (1 << 64)
-        lines = (f'  %bits = call i64 asm "", "=r,0"(i64 {bits})', "  %high = bitcast i64 %bits to <64 x i1>")
+    def mask(self, name: str, bits: Sequence[bool]) -> str:
+        """A mask in a register, by a name. LLVM is not told what is in it: it knows worse ways to blend."""
+        n = len(bits)
+        number = sum(bit << place for place, bit in enumerate(bits)) - (bits[-1] << n)
+        lines = (
+            f'  %{name}.bits = call i{n} asm "", "=r,0"(i{n} {number})',
+            f"  %{name} = bitcast i{n} %{name}.bits to <{n} x i1>",
+        )
         if lines[0] not in self.first:
             self.first += lines
-        return "%high"
+        return f"%{name}"
 
     def apart(self, packed: str, count: int, width: int) -> list[str]:
         """Four narrowed vectors that belong to `count` pixels, as bytes of each pixel."""
