@@ -1,6 +1,8 @@
-"""Blocks of vectors of half the width give the bits of whole vectors."""
+"""Vectors of half the width or shared by two outputs, and runs that share quads, give the bits of whole ones."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from fxquant.graph.region import Region
 pytest.importorskip("llvmlite")
 
 from fxquant.engines.native import emit_weighted
-from fxquant.engines.native.gemm_tiles import choose_tile, takes_narrow
+from fxquant.engines.native.gemm_shape import Gemm
+from fxquant.engines.native.gemm_tiles import choose_tile, takes_narrow, takes_shared
 from fxquant.engines.native.libraries import Libraries
-from fxquant.engines.native.machine import AVX2, AVX512, NEON, ZEN4, Machine, runs_here
+from fxquant.engines.native.machine import AVX2, AVX512, NEON, ZEN4, ZEN5, Machine, runs_here
 from fxquant.engines.native.plain import plain_graph
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
@@ -23,9 +26,9 @@ from fxquant.engines.native.read import read
 class Wide(nn.Module):
     """Products with one to three vectors of outputs, all but half of the last one full; one adds its input."""
 
-    def __init__(self, channels: int, act: nn.Module, kernel: int, stride: int) -> None:
+    def __init__(self, channels: int, act: nn.Module, kernel: int, stride: int, inputs: int = 5) -> None:
         super().__init__()
-        self.first = nn.Conv2d(5, channels, kernel, stride, kernel // 2)
+        self.first = nn.Conv2d(inputs, channels, kernel, stride, kernel // 2)
         self.act = act
         self.again = nn.Conv2d(channels, channels, 1)
         self.last = nn.Linear(channels, channels)
@@ -74,9 +77,44 @@ def test_same_bits(
     assert chosen[0] == {True} and chosen[1] == {False}
 
 
+@pytest.mark.broad
+@pytest.mark.parametrize("size", [(7, 9), (16, 16), (1, 40)], ids=str)
+@pytest.mark.parametrize("act", [nn.ReLU6(), nn.SiLU()], ids=lambda act: type(act).__name__)
+@pytest.mark.parametrize(
+    ("inputs", "channels", "kernel", "stride"),
+    [(3, 24, 3, 2), (3, 32, 7, 2), (5, 40, 1, 1), (5, 18, 5, 1), (3, 33, 3, 1)],
+)
+@pytest.mark.skipif(not runs_here(AVX512), reason="the CPU has no AVX512")
+def test_same_bits_when_shared(
+    inputs: int, channels: int, kernel: int, stride: int, act: nn.Module, size: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, inputs, *size)
+    model = Wide(channels, act, kernel, stride, inputs).eval()
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,))
+    prepared(x)
+    converted = fq.convert_fx(prepared, engine="reference")
+    assert isinstance(converted, Region)
+    found: list[Tensor] = []
+    products: list[list[Gemm]] = []
+    for blends in (True, False):
+        machine = replace(ZEN5 if runs_here(ZEN5) else AVX512, blends=blends)
+        program = Program(read(converted, plain_graph(converted), (x,), machine), Libraries())
+        products.append([op.spec for op in program.placement.ops if isinstance(op.spec, Gemm)])
+        with torch.no_grad():
+            result = program.run([x], 2)
+        assert isinstance(result, Tensor)
+        found.append(result)
+    assert torch.equal(*found)
+    assert any(spec.shared for spec in products[0]) == takes_shared(channels, replace(AVX512, blends=True))
+    assert products[0][0].taps.rests == (kernel > 1 and inputs * kernel % 4 == 1)
+    assert not any(spec.shared or spec.taps.rests for spec in products[1])
+
+
 @pytest.mark.parametrize("machine", [AVX512, AVX2, NEON], ids=lambda machine: machine.name)
 def test_only_where_half_a_vector_takes_half_the_time(machine: Machine) -> None:
     assert not takes_narrow(24, machine)
+    assert not takes_shared(24, machine)
 
 
 def test_outputs_with_half_a_vector_left() -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("llvmlite")
 
 from fxquant.engines.native import gemm
 from fxquant.engines.native.finish import HEADER_BYTES, Finish
-from fxquant.engines.native.gemm import Gemm, Taps
+from fxquant.engines.native.gemm_shape import Gemm, Taps
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import AVX2, runs_here
 from fxquant.engines.native.pack_gemm import pack_affine, pack_listed

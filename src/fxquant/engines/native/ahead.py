@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fxquant.engines.native.gemm import LINE, Gemm
+from fxquant.engines.native.gemm_shape import LINE, Gemm
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import Op, Pointer
 

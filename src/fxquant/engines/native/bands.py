@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fxquant.engines.native.depthwise_shape import Depthwise
-from fxquant.engines.native.gemm import Gemm
+from fxquant.engines.native.gemm_shape import Gemm
 from fxquant.engines.native.ir import Carry, Function
 from fxquant.engines.native.ops import Op, Pointer
 from fxquant.engines.native.pixels import Border, Planes, fill_border
@@ -71,7 +71,7 @@ def _walk(op: Op) -> _Walk | None:
 
 def _weights(spec: Gemm) -> int:
     """Return about how many bytes of weights are read for each band."""
-    return spec.taps.count * spec.taps.quads * sum(spec.blocks) * 64
+    return spec.taps.steps * sum(spec.blocks) * 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

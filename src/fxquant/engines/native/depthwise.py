@@ -18,7 +18,7 @@ from fxquant.engines.native.depthwise_down import choose_down, down_variants, em
 from fxquant.engines.native.depthwise_shape import Depthwise, Point, Variant, block_widths, strips
 from fxquant.engines.native.depthwise_tiles import choose_tile, emit_tile, schedule_of
 from fxquant.engines.native.finish import HEADER_BYTES, Finish, affine_rows
-from fxquant.engines.native.gemm import LINE
+from fxquant.engines.native.gemm_shape import LINE
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.vector import Kernel, order, pack_quads
 

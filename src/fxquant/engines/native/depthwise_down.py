@@ -7,7 +7,8 @@ one half of each lane. A row of the input is unpacked once, for all outputs that
     step s      rows s * stride + (kernel - stride) ... s * stride + kernel - 1; then row s of the output is done
     sums        of row s, and of those below it that have a tap in these rows, go from step to step
 
-The words of the first half wait in memory until those of the second are there to be packed to bytes with them.
+The words of the first half wait in memory until those of the second are there to be packed to bytes with them. The
+second half asks for the pixels of the next tile, which the first cache seldom has.
 """
 
 from __future__ import annotations
@@ -132,6 +133,11 @@ class _Half:
         k, spec, tx = self.k, self.spec, self.spec.tile[1]
         (ky, kx), (sy, sx) = spec.kernel, spec.stride
         load, columns = Loader(k, spec, row, self.sizes), (tx - 1) * sx + kx
+        if self.half:  # the first half waits for what is not near, so there is time in this one
+            for x in range(columns, columns + tx * sx):
+                k.call(
+                    "llvm.prefetch.p0", k.at(row, (x + (self.sizes[1] - 1) * tx * sx) * spec.in_pixel), "0", "3", "1"
+                )
         quads = []
         for first in range(0, tx, self.slots):
             pixels: list[Point | None] = [(0, x) if x < columns else None for x in range(first * sx, first * sx + 4)]

@@ -9,7 +9,7 @@ from fxquant.engines.native import dynamic
 from fxquant.engines.native.arithmetic import Numbers
 from fxquant.engines.native.dynamic import Affine
 from fxquant.engines.native.finish import HEADER_BYTES
-from fxquant.engines.native.gemm import Gemm
+from fxquant.engines.native.gemm_shape import Gemm
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import pointer
 from fxquant.engines.native.pack_gemm import pack_affine

@@ -13,8 +13,8 @@ from fxquant.engines.native.arithmetic import Numbers, ending, largest
 from fxquant.engines.native.depthwise_shape import Depthwise, block_widths
 from fxquant.engines.native.emit_scaled import scaled_affine
 from fxquant.engines.native.finish import Finish
-from fxquant.engines.native.gemm import Gemm, Taps
-from fxquant.engines.native.gemm_tiles import choose_tile, lines_of, split_row, takes_narrow
+from fxquant.engines.native.gemm_shape import Gemm, Taps
+from fxquant.engines.native.gemm_tiles import choose_tile, lines_of, split_row, takes_narrow, takes_shared
 from fxquant.engines.native.groups import Group, Pads, is_handed_in
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import pointer
@@ -226,18 +226,29 @@ class _Product:
         finish, taps, channels = self.finish, self.taps, round_up(len(self.weight))
         extra = (1.5 if self.other else 0.0) + (0.0 if finish.act is None else 3.0 if finish.words else 5.0)
         widest = _LISTED if listed else 4
-        narrow = self.groups == 1 and finish.out == "u8" and not listed and takes_narrow(len(self.weight), machine)
-        tile = choose_tile(channels, *self.extent[:2], taps.count * taps.quads, extra, machine, widest, narrow)
+        plain = self.groups == 1 and finish.out == "u8" and not listed
+        narrow = plain and takes_narrow(len(self.weight), machine)
+        shared = plain and finish.other != "f32" and takes_shared(len(self.weight), machine)
+        if plain and machine.blends and taps.count > 2 and taps.length > 4 and taps.length % 4 == 1:
+            taps = replace(taps, rests=True)
+        tile = choose_tile(channels, *self.extent[:2], taps.steps, extra, machine, widest, narrow, shared)
         weight, offsets = _padded(self.weight, channels), None
         if self.groups > 1:
             grain = max(1, 16 // machine.floats)
             tile = (grain,) * (channels // (grain * machine.floats)), machine.most_rows(grain)
             weight, offsets = _widen_groups(self.weight, self.groups, [grain * machine.floats] * len(tile[0]))
             taps = replace(taps, length=weight.shape[3])
-        near = taps.count * taps.quads * 4 * channels * machine.weight_bytes <= _L1
+        near = taps.steps * 4 * channels * machine.weight_bytes <= _L1
         walk = _walk(self.extent, tile, finish.out_bytes, machine, near=near, other=self.other)
         spec = Gemm(
-            taps=taps, **walk, narrow=narrow, moved=offsets is not None, finish=finish, pairs=pairs, listed=listed
+            taps=taps,
+            **walk,
+            narrow=narrow,
+            shared=shared,
+            moved=offsets is not None,
+            finish=finish,
+            pairs=pairs,
+            listed=listed,
         )
         return spec, weight.reshape(channels, taps.count, taps.length), offsets
 

@@ -75,12 +75,13 @@ class Finish:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Places:
-    """Addresses of a pixel's channels, and of the header. `apart`: of several pixels that share vectors."""
+    """Addresses of a pixel's channels, and of the header. `apart` and `others`: of several that share vectors."""
 
     header: str
     out: str
     other: str = ""
     apart: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 def load_affine(k: Kernel, params: str, vectors: int, width: int) -> tuple[list[str], list[str]]:
@@ -130,28 +131,24 @@ def _store(k: Kernel, spec: Finish, values: list[list[str]], places: list[Places
         for first in range(0, len(values), step):
             some, where = values[first : first + step], places[first : first + step]
             rounded = [[_round(k, spec, x, width) for x in each[done : done + part]] for each in some]
-            at = [k.at(place.out, n * done) for place in where]
-            if where[0].apart:
-                assert part == 4 == len(values[0]), "vectors that pixels share are packed to bytes as they are"
-                _store_whole(k, spec, _narrow(k, spec, rounded[0], where[0].header, width, part), where[0], width)
-                continue
             if len(some) == step:
-                _store_four(k, spec, rounded, (at, where[0].header), width, part)
+                packed = _narrow(k, spec, [x for each in rounded for x in each], where[0].header, width, part)
+                packed = k.clamp_bytes(packed, spec.low, spec.high, width)
+                for place, bytes_ in zip(where, k.apart(packed, step, width), strict=True):
+                    _put(k, bytes_, width // step, place, n * done)
                 continue
-            for each, address in zip(rounded, at, strict=True):
-                packed = k.clamp_bytes(
-                    _narrow(k, spec, each, where[0].header, width, part), spec.low, spec.high, part * n
-                )
-                k.store(f"<{part * n} x i8>", packed, address)
+            for place, each in zip(where, rounded, strict=True):
+                packed = _narrow(k, spec, each, place.header, width, part)
+                _put(k, k.clamp_bytes(packed, spec.low, spec.high, part * n), part * n, place, n * done)
         done += part
 
 
-def _store_whole(k: Kernel, spec: Finish, packed: str, place: Places, width: int) -> None:
-    """Write the bytes of a whole vector, to each of the pixels that share it its own."""
-    packed = k.clamp_bytes(packed, spec.low, spec.high, width)
-    count = max(1, len(place.apart))
-    for address, bytes_ in zip(place.apart or (place.out,), k.pieces(packed, count, width), strict=True):
-        k.store(f"<{width // count} x i8>", bytes_, address)
+def _put(k: Kernel, packed: str, size: int, place: Places, offset: int = 0) -> None:
+    """Write so many bytes of channels from an offset on; of pixels that share them, to each its own."""
+    targets = place.apart or (place.out,)
+    each = size // len(targets)
+    for address, bytes_ in zip(targets, k.pieces(packed, len(targets), size), strict=True):
+        k.store(f"<{each} x i8>", bytes_, k.at(address, offset))
 
 
 def finish_half(
@@ -169,7 +166,7 @@ def finish_half(
 def store_halves(k: Kernel, spec: Finish, first: str, second: str, place: Places, width: int) -> None:
     """Write both halves of an output's words as bytes."""
     packed = k.bytes_of_turns([first, second], 4, width) if spec.landed else k.bytes_of(first, second, width)
-    _store_whole(k, spec, packed, place, width)
+    _put(k, k.clamp_bytes(packed, spec.low, spec.high, width), width, place)
 
 
 def _round(k: Kernel, spec: Finish, x: str, width: int) -> str:
@@ -183,18 +180,6 @@ def _narrow(k: Kernel, spec: Finish, vectors: list[str], header: str, width: int
     if not spec.words:
         return k.narrow(vectors, width)
     return k.narrow(vectors, width, lambda words: apply_words(k, words, k.at(header, _TABLE), width))
-
-
-def _store_four(
-    k: Kernel, spec: Finish, rounded: list[list[str]], places: tuple[list[str], str], width: int, part: int
-) -> None:
-    """Write four vectors of int32, which belong to one pixel, to two or to four. `places`: of each, of the header."""
-    at, header = places
-    packed = _narrow(k, spec, [x for each in rounded for x in each], header, width, part)
-    packed = k.clamp_bytes(packed, spec.low, spec.high, width)
-    apart = k.apart(packed, len(rounded), width)
-    for address, bytes_ in zip(at, apart, strict=True):
-        k.store(f"<{width // len(at)} x i8>", bytes_, address)
 
 
 def _values(
@@ -238,7 +223,11 @@ def _add_other(k: Kernel, spec: Finish, values: list[str], places: Places, width
     added: list[str] = []
     first = 0
     for part in parts(len(values)):
-        wide = k.widen(k.at(places.other, n * first), part, width)
+        wide = (
+            [k.widen_apart(places.others, width)]
+            if places.others
+            else k.widen(k.at(places.other, n * first), part, width)
+        )
         added += [
             k.fma(k.to_float(other, width), scale, x, width)
             for x, other in zip(values[first : first + part], wide, strict=True)

@@ -20,10 +20,11 @@ while this product is computed, a few with each step of its sums.
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fxquant.engines.native.finish import HEADER_BYTES, Finish, Places, finish, load_affine, load_starts
+from fxquant.engines.native.finish import HEADER_BYTES, Places, finish, load_affine, load_starts
+from fxquant.engines.native.gemm_shape import LINE, Gemm
 from fxquant.engines.native.gemm_tiles import split_row
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
@@ -32,85 +33,6 @@ from fxquant.engines.native.vector import Kernel
 _UNROLLED = 120  # dot products that are written out
 OFFSET_BYTES = 64
 ENTRY_BYTES = 32  # of the table of lists
-LINE = 64  # bytes that are loaded from memory at once
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Taps:
-    """Runs of bytes that belong to one output: `ys` times `xs` of `length` bytes."""
-
-    ys: int
-    xs: int
-    y_step: int
-    x_step: int
-    length: int
-
-    @property
-    def count(self) -> int:
-        return self.ys * self.xs
-
-    @property
-    def quads(self) -> int:
-        return -(-self.length // 4)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gemm:
-    """The shape of one kernel. Strides are in bytes; those of inputs are from one output to the next.
-
-    `rows` of `width` outputs, the last of them of `last` instead. `blocks` are the vectors of output channels that a
-    tile has, for each block of channels. With `line`, a row is a tile of several lines of so many outputs.
-    """
-
-    taps: Taps
-    rows: int
-    width: int
-    last: int
-    in_row: int
-    in_pixel: int
-    out_row: int
-    out_pixel: int
-    other_row: int = 0
-    other_pixel: int = 0
-    line: int = 0
-    in_line: int = 0
-    out_line: int = 0
-    other_line: int = 0
-    blocks: tuple[int, ...]
-    narrow: bool = False  # whether the vectors of the last block have half the width
-    pixels: int  # at most, of a tile
-    chunk: int  # rows that are done for all blocks before the next ones
-    moved: bool = False
-    finish: Finish
-    pairs: bool = False  # whether sums of two products fit int16
-    listed: bool = False  # they do, as the bytes are paired
-
-    def place(self, pixel: int, step: int, line: int) -> int:
-        """Return where an output of a tile is, by the strides of one and of a line."""
-        return pixel // self.line * line + pixel % self.line * step if self.line else pixel * step
-
-    def steps(self, machine: Machine) -> int:
-        """Steps of the sums of all tiles, with each of which a line of memory can be asked for."""
-        if self.listed:
-            return 0
-        return (
-            self.rows * sum(self.tiles(vectors, machine) for vectors in self.blocks) * self.taps.count * self.taps.quads
-        )
-
-    def tiles(self, vectors: int, machine: Machine) -> int:
-        """Tiles of a row."""
-        _, count, rest = split_row(self.width, min(self.pixels, machine.most_rows(vectors)))
-        return count + bool(rest)
-
-    def widths(self, machine: Machine) -> list[int]:
-        """Bytes of the vectors of each block."""
-        last = machine.width // 2 if self.narrow else machine.width
-        return [machine.width] * (len(self.blocks) - 1) + [last]
-
-    def runs(self, machine: Machine) -> list[tuple[int, int, int]]:
-        """(vectors, their width, how many blocks) for each run of equal blocks."""
-        found = itertools.groupby(zip(self.blocks, self.widths(machine), strict=True))
-        return [(*each, len([*equal])) for each, equal in found]
 
 
 def emit(name: str, spec: Gemm, machine: Machine) -> Kernel:
@@ -139,7 +61,7 @@ class _Ahead:
 
 def _begin_ahead(k: Kernel, spec: Gemm) -> _Ahead:
     """Spread what is to be asked for over all steps of this call."""
-    steps, tiles = spec.taps.count * spec.taps.quads, spec.tiles(spec.blocks[0], k.machine)
+    steps, tiles = spec.taps.steps, spec.tiles(spec.blocks[0], k.machine)
     first, last = (k.value(f"ptrtoint ptr {name} to i64") for name in ("%ahead", "%until"))
     size = k.add(k.value(f"sub i64 {last}, {first}"), -1)
     rows, blocks = (k.value(f"sub i64 {high}, {low}") for high, low in (("%y1", "%y0"), ("%n1", "%n0")))
@@ -154,7 +76,7 @@ def _rows(k: Kernel, spec: Gemm, low: str, high: str, ahead: _Ahead) -> None:
     done = weights_at = channels_at = 0
     params_at = HEADER_BYTES
     for vectors, width, count in spec.runs(machine):
-        weight_size = spec.taps.count * spec.taps.quads * vectors * width * machine.weight_bytes
+        weight_size = spec.taps.steps * vectors * width * machine.weight_bytes
         param_size = _param_bytes(spec, vectors, width)
         channels = vectors * width // 4
         starts = (done, weights_at, params_at, channels_at)
@@ -214,6 +136,9 @@ class _Block:
         return replace(self, x=x, out=out, other=other, asked=asked)
 
 
+_Tile = tuple[int, int, _Block]  # vectors and pixels of a tile, and its block
+
+
 def _block_rows(k: Kernel, spec: Gemm, vectors: int, block: _Block, bounds: tuple[str, str]) -> None:
     steps = (spec.in_row, spec.out_row, spec.other_row)
 
@@ -242,8 +167,9 @@ def _row(k: Kernel, spec: Gemm, vectors: int, block: _Block, width: int) -> None
 def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> None:
     width, taps = block.width, spec.taps
     run_size = taps.quads * vectors * width * k.machine.weight_bytes
-    starts = load_starts(k, spec.finish, block.params, vectors, width)
-    carries = [Carry(type=f"<{width // 4} x i32>", start=start) for start in starts] * pixels
+    starts, full = load_starts(k, spec.finish, block.params, vectors, width), vectors - spec.shared
+    first = starts[:full] * pixels + starts[full:] * len(_pairs(spec, pixels))
+    carries = [Carry(type=f"<{width // 4} x i32>", start=start) for start in first]
     if not spec.listed:
         carries.append(Carry(type="ptr", start=block.asked))
     sums = [carry.start for carry in carries]
@@ -256,14 +182,12 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
 
     if spec.listed:
         sums = _steps(k, spec, vectors, pixels, carries, block)
-    elif taps.count * taps.quads * pixels * vectors <= _UNROLLED:
+    elif taps.steps * pixels * vectors <= _UNROLLED:
 
         def all_taps(_: str, sums: list[str]) -> list[str]:
             for index in range(taps.count):
-                y, x = divmod(index, taps.xs)
-                place = k.at(block.x, y * taps.y_step + x * taps.x_step)
-                sums = tap(sums, place, k.at(block.weights, index * run_size))
-            return sums
+                sums = tap(sums, k.at(block.x, taps.place(index)), k.at(block.weights, index * run_size))
+            return _rests(k, spec, (vectors, pixels, block), sums)
 
         sums = k.loop(0, 1, 1, all_taps, carries, apart=spec.finish.act is not None)
     else:
@@ -277,41 +201,97 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
 
             return k.loop(0, taps.xs, 1, one, again(sums))
 
-        sums = k.loop(0, taps.ys, 1, tap_row, carries)
-    affine = load_affine(k, block.params, vectors, width)
-    places = [
-        Places(
-            header="%params",
-            out=k.at(block.out, spec.place(pixel, spec.out_pixel, spec.out_line)),
-            other=k.at(block.other, spec.place(pixel, spec.other_pixel, spec.other_line)) if block.other else "",
-        )
+        sums = _rests(k, spec, (vectors, pixels, block), k.loop(0, taps.ys, 1, tap_row, carries))
+    _finish(k, spec, (vectors, pixels, block), sums)
+
+
+def _finish(k: Kernel, spec: Gemm, tile: _Tile, sums: list[str]) -> None:
+    """Write the outputs of a tile: those with vectors of their own, then those that share some."""
+    vectors, pixels, block = tile
+    full, width = vectors - spec.shared, block.width
+    scales, biases = load_affine(k, block.params, vectors, width)
+    out = [k.at(block.out, spec.place(pixel, spec.out_pixel, spec.out_line)) for pixel in range(pixels)]
+    other = [
+        k.at(block.other, spec.place(pixel, spec.other_pixel, spec.other_line)) if block.other else ""
         for pixel in range(pixels)
     ]
-    rows = [sums[pixel * vectors : (pixel + 1) * vectors] for pixel in range(pixels)]
-    finish(k, spec.finish, rows, affine, places, width)
+    places = [Places(header="%params", out=at, other=add) for at, add in zip(out, other, strict=True)]
+    rows = [sums[pixel * full : (pixel + 1) * full] for pixel in range(pixels)]
+    finish(k, spec.finish, rows, (scales[:full], biases[:full]), places, width)
+    if spec.shared:
+        behind = full * width // 4
+        pairs = _pairs(spec, pixels)
+        places = [
+            Places(
+                header="%params",
+                out="",
+                apart=tuple(k.at(out[pixel], behind) for pixel in pair),
+                others=tuple(k.at(other[pixel], behind) for pixel in pair) if block.other else (),
+            )
+            for pair in pairs
+        ]
+        rows = [[total] for total in sums[pixels * full : pixels * full + len(pairs)]]
+        finish(k, spec.finish, rows, (scales[full:], biases[full:]), places, width)
 
 
-def _run(k: Kernel, spec: Gemm, tile: tuple[int, int, _Block], carries: list[Carry], x: str, weights: str) -> list[str]:
+def _pairs(spec: Gemm, pixels: int) -> list[tuple[int, int]]:
+    """Return the pixels of a tile that share vectors; one that is left shares with itself."""
+    return [(pixel, min(pixel + 1, pixels - 1)) for pixel in range(0, pixels, 2)] if spec.shared else []
+
+
+def _multiply(
+    k: Kernel, spec: Gemm, tile: _Tile, sums: list[str], quads: Iterable[tuple[str, ...]], weights: str
+) -> list[str]:
+    """Add the products of four bytes of each pixel, which are written one after the other as they are taken.
+
+    `sums`: of pixels, of those that share a vector, half of which each of them has, and what to ask for.
+    """
+    (vectors, pixels, block), sums, taken = tile, list(sums), list[tuple[str, ...]]()
+    width, full = block.width, vectors - spec.shared
+    loaded = [k.weights(k.at(weights, v * width * k.machine.weight_bytes), width) for v in range(vectors)]
+    for pixel, quad in enumerate(quads):
+        taken.append(quad)
+        for v in range(full):
+            sums[pixel * full + v] = k.dot(sums[pixel * full + v], quad, loaded[v], width)
+        if spec.shared and (pixel % 2 or pixel == pixels - 1):
+            first = taken[pixel - pixel % 2]
+            both = tuple(k.halves(a, b, width) for a, b in zip(first, quad, strict=True))
+            place = pixels * full + pixel // 2
+            sums[place] = k.dot(sums[place], both, loaded[full], width)
+    if not spec.listed:
+        k.call("llvm.prefetch.p0", sums[-1], "0", "2", "1")
+        sums[-1] = k.at(sums[-1], block.ahead.step)
+    return sums
+
+
+def _run(k: Kernel, spec: Gemm, tile: _Tile, carries: list[Carry], x: str, weights: str) -> list[str]:
     """Return the products of one run of bytes. `tile`: vectors, pixels, and its block."""
     quads, (vectors, pixels, block) = spec.taps.quads, tile
     width, size = block.width, block.width * k.machine.weight_bytes
     unroll = quads if quads * pixels * vectors <= _UNROLLED else 1
 
     def body(index: str, sums: list[str]) -> list[str]:
-        sums = list(sums)
         x_at, weights_at = k.step(x, index, 4), k.step(weights, index, vectors * size)
         for turn in range(unroll):
-            loaded = [k.weights(k.at(weights_at, (turn * vectors + v) * size), width) for v in range(vectors)]
-            for pixel in range(pixels):
-                quad = k.quad(k.at(x_at, 4 * turn + spec.place(pixel, spec.in_pixel, spec.in_line)), width)
-                for v in range(vectors):
-                    place = pixel * vectors + v
-                    sums[place] = k.dot(sums[place], quad, loaded[v], width)
-            k.call("llvm.prefetch.p0", sums[-1], "0", "2", "1")
-            sums[-1] = k.at(sums[-1], block.ahead.step)
+            places = [4 * turn + spec.place(pixel, spec.in_pixel, spec.in_line) for pixel in range(pixels)]
+            found = (k.quad(k.at(x_at, place), width) for place in places)
+            sums = _multiply(k, spec, tile, sums, found, k.at(weights_at, turn * vectors * size))
         return sums
 
     return k.loop(0, quads, unroll, body, carries)
+
+
+def _rests(k: Kernel, spec: Gemm, tile: _Tile, sums: list[str]) -> list[str]:
+    """Add the products of the last bytes of runs: byte i of a quad is that of run i of four."""
+    taps, (vectors, pixels, block) = spec.taps, tile
+    size = vectors * block.width * k.machine.weight_bytes
+    for index in range(taps.joined):
+        runs = range(4 * index, min(4 * index + 4, taps.count))
+        starts = [taps.place(run) + 4 * taps.quads - byte for byte, run in enumerate(runs)]
+        pixel_places = [spec.place(pixel, spec.in_pixel, spec.in_line) for pixel in range(pixels)]
+        quads = (k.merged([k.at(block.x, start + place) for start in starts], block.width) for place in pixel_places)
+        sums = _multiply(k, spec, tile, sums, quads, k.at(block.weights, (taps.count * taps.quads + index) * size))
+    return sums
 
 
 def _steps(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry], block: _Block) -> list[str]:
@@ -321,18 +301,12 @@ def _steps(k: Kernel, spec: Gemm, vectors: int, pixels: int, carries: list[Carry
     steps, weights = (k.at("%weights", offset) for offset in entry[:2])
 
     def body(index: str, sums: list[str]) -> list[str]:
-        sums = list(sums)
         step = k.step(steps, index, 8)
         x_at = k.at(block.x, k.value(f"sext i32 {k.load('i32', step, 8)} to i64"))
         places = k.same(k.load("i32", k.at(step, 4), 4), machine.width)
         at = k.step(weights, index, vectors * machine.width)
-        loaded = [k.weights(k.at(at, v * machine.width), machine.width) for v in range(vectors)]
-        for pixel in range(pixels):
-            quad = k.picked(k.at(x_at, spec.place(pixel, spec.in_pixel, spec.in_line)), places)
-            for v in range(vectors):
-                place = pixel * vectors + v
-                sums[place] = k.dot(sums[place], quad, loaded[v], machine.width)
-        return sums
+        found = (k.picked(k.at(x_at, spec.place(p, spec.in_pixel, spec.in_line)), places) for p in range(pixels))
+        return _multiply(k, spec, (vectors, pixels, block), sums, found, at)
 
     return k.loop(0, entry[2], 1, body, carries)
 

@@ -25,24 +25,27 @@ def choose_tile(
     machine: Machine,
     widest: int = 4,
     narrow: bool = False,
+    shared: bool = False,
 ) -> tuple[tuple[int, ...], int]:
     """(vectors of each block, at most `widest`, and pixels of a tile) by a model of the cycles that all tiles take.
 
     `outputs` are channels, a multiple of 16; `steps` those of a sum; `extra` cycles that a vector of results takes
-    beyond packing. With `narrow`, there is a last block of one vector of half the width, for half of 16 channels.
+    beyond packing. With `narrow`, there is a last block of one vector of half the width, for half of 16 channels; with
+    `shared`, two pixels share the last vector of the only block.
     """
     total = outputs // machine.floats - narrow
     grain = 16 // machine.floats if machine.floats < 16 else 1
     best: tuple[float, int, int] | None = None
-    for vectors in (4, 3, 2, 1):
+    for vectors in (total,) if shared else (4, 3, 2, 1):
         if vectors > min(total, widest) or vectors % grain:
             continue
-        for most in range(1, machine.most_rows(vectors) + 1):
+        for most in range(1 + shared, machine.most_rows(vectors) + 1):
             cost = 0.0
             for v, blocks in ((vectors, total // vectors), (total % vectors, 1)):
                 if v:
                     tiles = _tiles(rows, width, min(most, machine.most_rows(v)))
                     cost += blocks * sum(count * _cycles(p, v, steps, extra, machine) for p, count in tiles)
+                    cost -= sum(count * (p // 2) * steps * _DOT for p, count in tiles) if shared else 0.0
             if narrow:
                 tiles = _tiles(rows, width, min(most, machine.most_rows(1)))
                 cost += sum(count * _narrow_cycles(p, steps, extra) for p, count in tiles)
@@ -93,6 +96,11 @@ def takes_narrow(outputs: int, machine: Machine) -> bool:
     It is where they take half the time; the fewer whole vectors there are, the more.
     """
     return machine.halved and 16 < outputs < _FEW and 1 <= outputs % 16 <= 8
+
+
+def takes_shared(outputs: int, machine: Machine) -> bool:
+    """Tell whether two pixels are to share the vector that is half full, beside one or two full ones."""
+    return machine.blends and machine.width == 64 and 16 < outputs < _FEW and 1 <= outputs % 16 <= 8
 
 
 def _narrow_cycles(pixels: int, steps: int, extra: float) -> float:

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxquant.engines.native.finish import affine_rows
-from fxquant.engines.native.gemm import ENTRY_BYTES, OFFSET_BYTES, Gemm
+from fxquant.engines.native.gemm import ENTRY_BYTES, OFFSET_BYTES
+from fxquant.engines.native.gemm_shape import Gemm
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.pairing import NONE, WINDOW, find_steps
 from fxquant.engines.native.vector import order, pack_quads
@@ -14,14 +15,19 @@ from fxquant.engines.native.vector import order, pack_quads
 
 def pack_weights(weights: NDArray[np.int8], spec: Gemm, machine: Machine) -> NDArray[np.uint8]:
     """Integers [channels, taps, length], with at least as many channels as the blocks have."""
-    quads = spec.taps.quads
-    padded = np.zeros((*weights.shape[:2], 4 * quads), np.int8)
-    padded[:, :, : weights.shape[2]] = weights
+    count, quads, joined = spec.taps.count, spec.taps.quads, spec.taps.joined
+    alone = np.zeros((len(weights), count, 4 * quads), np.int8)
+    kept = weights[:, :, : 4 * quads]
+    alone[:, :, : kept.shape[2]] = kept
+    rests = np.zeros((len(weights), 4 * joined), np.int8)
+    if joined:
+        rests[:, :count] = weights[:, :, 4 * quads]
+    padded = np.concatenate((alone.reshape(len(weights), -1), rests), 1).reshape(len(weights), spec.taps.steps, 4)
     found, first = [], 0
     for vectors, width in zip(spec.blocks, spec.widths(machine), strict=True):
         channels = first + _order(spec, vectors, width)
-        block = padded[channels].reshape(vectors, width // 4, spec.taps.count, quads, 4)
-        found.append(pack_quads(block.transpose(2, 3, 0, 1, 4), machine))
+        block = padded[channels].reshape(vectors, width // 4, spec.taps.steps, 4)
+        found.append(pack_quads(block.transpose(2, 0, 1, 3), machine))
         first += len(channels)
     return np.concatenate(found)
 
@@ -101,4 +107,7 @@ def pack_affine(
 
 def _order(spec: Gemm, vectors: int, width: int) -> NDArray[np.int64]:
     """Return the channels of a block as its vectors have them."""
+    if spec.shared:
+        full, n = vectors - 1, width // 4
+        return np.concatenate((order(full, width, spec.finish.turns), full * n + np.arange(n) % (n // 2)))
     return order(vectors, width, spec.finish.turns) if spec.finish.out == "u8" else np.arange(vectors * width // 4)

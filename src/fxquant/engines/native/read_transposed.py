@@ -12,7 +12,7 @@ import numpy as np
 
 from fxquant.engines.native.arithmetic import Numbers, numbers, with_weight
 from fxquant.engines.native.emit_weighted import emit_gemm
-from fxquant.engines.native.gemm import Taps
+from fxquant.engines.native.gemm_shape import Taps
 from fxquant.engines.native.groups import TRANSPOSED, Group, as_tuple
 from fxquant.engines.native.layouts import as_image, tall, with_height
 from fxquant.engines.native.reader import Reader

@@ -8,7 +8,7 @@ from torch import fx
 
 from fxquant.engines.native.arithmetic import numbers
 from fxquant.engines.native.emit_weighted import Geometry, emit_conv, emit_depthwise, emit_gemm, is_depthwise
-from fxquant.engines.native.gemm import Taps
+from fxquant.engines.native.gemm_shape import Taps
 from fxquant.engines.native.groups import CONVS, TRANSPOSED, Group, as_tuple, pads_of
 from fxquant.engines.native.layouts import as_image, as_rows, tall, with_height
 from fxquant.engines.native.lazy import Lazy, Outside

@@ -203,6 +203,29 @@ class Kernel(Function):
         all_ = self.value(f"shufflevector <{n} x i32> {one}, <{n} x i32> poison, <{n} x i32> zeroinitializer")
         return self.value(f"bitcast <{n} x i32> {all_} to <{4 * n} x i8>")
 
+    def merged(self, addresses: Sequence[str], width: int) -> tuple[str, ...]:
+        """Byte i of what is at address i, in every element, as `dot` takes them; any bytes behind the last."""
+        n = width // 4
+        words = [
+            self.value(f"bitcast <{width} x i8> {self.same(self.load('i32', at), width)} to <{n} x i32>")
+            for at in addresses
+        ]
+        found = words[-1]
+        for byte in range(len(words) - 2, -1, -1):
+            low = (1 << 8 * (byte + 1)) - 1
+            mine = self.value(f"and <{n} x i32> {words[byte]}, splat (i32 {low})")
+            rest = self.value(f"and <{n} x i32> {found}, splat (i32 {~low})")
+            found = self.value(f"or <{n} x i32> {mine}, {rest}")
+        return self.operand(self.value(f"bitcast <{n} x i32> {found} to <{width} x i8>"), width)
+
+    def halves(self, a: str, b: str, width: int) -> str:
+        """The low half of a vector, and the high half of another one."""
+        n = width // 4
+        first, second = (self.value(f"bitcast <{width} x i8> {each} to <{n} x i32>") for each in (a, b))
+        upper = self.mask("upper", [place >= n // 2 for place in range(n)])
+        both = self.value(f"select <{n} x i1> {upper}, <{n} x i32> {second}, <{n} x i32> {first}")
+        return self.value(f"bitcast <{n} x i32> {both} to <{width} x i8>")
+
     def picked(self, address: str, places: str) -> tuple[str, ...]:
         """Four of 16 bytes in every element, by their places (see `same`), as `dot` takes them. AVX2 only."""
         window = self.load("<16 x i8>", address)
@@ -223,6 +246,12 @@ class Kernel(Function):
             picked += [index for j in range(per_lane // 2) for index in (first + j, n + first + j)]
         both = self.value(f"shufflevector {type_} {a}, {type_} {b}, {indices(picked)}")
         return self.value(f"bitcast {type_} {both} to <{width} x i8>") if size > 1 else both
+
+    def widen_apart(self, addresses: Sequence[str], width: int) -> str:
+        """Bytes from several addresses, an equal share of each, as one vector of int32."""
+        n, size = width // 4, width // 4 // len(addresses)
+        narrow = self.joined([self.load(f"<{size} x i8>", address) for address in addresses], size)
+        return self.value(f"zext <{n} x i8> {narrow} to <{n} x i32>")
 
     def widen(self, address: str, part: int, width: int) -> list[str]:
         """Bytes from an address as `part` vectors of int32, in the order of the module docstring."""
@@ -344,6 +373,8 @@ class Kernel(Function):
 
     def pieces(self, packed: str, count: int, width: int) -> list[str]:
         """Return a vector of bytes in equal pieces."""
+        if count == 1:
+            return [packed]
         each = width // count
         return [
             self.value(
