@@ -9,8 +9,9 @@ from torch import fx
 
 from fxquant.engines.native.activations import Act
 from fxquant.engines.native.read_acts import act_of, is_channel_quantize
-from fxquant.engines.native.reader import Reader
+from fxquant.engines.native.reader import Reader, readers
 from fxquant.engines.native.shapes import Shape
+from fxquant.engines.native.values import round_up
 from fxquant.engines.onednn.support import explicit_padding
 from fxquant.engines.read_qdq import is_dequantize, is_quantize, single_user, weight_holder
 from fxquant.graph import torch_compat
@@ -99,11 +100,28 @@ def _dims(reader: Reader, node: fx.Node) -> tuple[int, ...] | None:
 
 def padding_of(reader: Reader, node: fx.Node) -> Pads | None:
     """Return the padding of a convolution with integer weights; None for other nodes."""
+    found = _conv(reader, node)
+    return None if found is None else pads_of(node, found[0], found[1][2:])
+
+
+def _conv(reader: Reader, node: fx.Node) -> tuple[Op, tuple[int, ...]] | None:
+    """Return what op a convolution with integer weights is, and the shape of these; None for other nodes."""
     op = reader.table.of_node(node, reader.region)
     if op is None or op.kind not in CONVS or node.op != "call_function" or len(node.args) < 2:
         return None
     holder = weight_holder(reader.region, node.args[1])
-    return None if holder is None else pads_of(node, op, holder.weight_shape[2:])
+    return None if holder is None else (op, tuple(holder.weight_shape))
+
+
+def grain_of(reader: Reader, node: fx.Node, channels: int) -> int:
+    """Tell of how many bytes pixels of a tensor are to be multiples: of a vector's, where a depthwise op reads it.
+
+    Loads that cross lines of memory take twice the time. So such pixels may be a third larger for it, but no more.
+    """
+    width = reader.machine.width
+    worth = channels > width and 3 * round_up(channels, width) <= 4 * round_up(channels)
+    found = [_conv(reader, user) for user in readers(node)] if worth else []
+    return width if any(conv is not None and conv[1][:2] == (channels, 1) for conv in found) else 16
 
 
 def pads_of(node: fx.Node, op: Op, kernel: tuple[int, ...]) -> Pads:

@@ -9,7 +9,7 @@ from torch import fx
 from fxquant.engines.native.arithmetic import numbers
 from fxquant.engines.native.emit_weighted import Geometry, emit_conv, emit_depthwise, emit_gemm, is_depthwise
 from fxquant.engines.native.gemm_shape import Taps
-from fxquant.engines.native.groups import CONVS, TRANSPOSED, Group, as_tuple, pads_of
+from fxquant.engines.native.groups import CONVS, TRANSPOSED, Group, as_tuple, grain_of, pads_of
 from fxquant.engines.native.layouts import as_image, as_rows, tall, with_height
 from fxquant.engines.native.lazy import Lazy, Outside
 from fxquant.engines.native.ops import levels
@@ -102,7 +102,8 @@ def _conv(reader: Reader, group: Group, x: View, other: View | None, grid: Grid 
     shape = reader.shape(end)
     x = as_image(reader, with_height(x), pads)
     pad = reader.border(end) if grid is not None else None
-    full = image("f32" if grid is None else "u8", tall(shape), pad or (0, 0), grid, _level(x, other))
+    grain = 16 if grid is None else grain_of(reader, end, shape[0])
+    full = image("f32" if grid is None else "u8", tall(shape), pad or (0, 0), grid, _level(x, other), grain=grain)
     if other is not None:
         other = as_image(reader, with_height(other), (0, 0, 0, 0))
     geometry = Geometry(stride=stride, dilation=dilation, groups=groups, pads=pads)

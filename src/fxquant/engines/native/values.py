@@ -158,14 +158,20 @@ def dense(
 
 
 def image(
-    dtype: DType, shape: tuple[int, ...], pad: tuple[int, int], grid: Grid | None, level: int, tight: bool = False
+    dtype: DType,
+    shape: tuple[int, ...],
+    pad: tuple[int, int],
+    grid: Grid | None,
+    level: int,
+    tight: bool = False,
+    grain: int = 16,
 ) -> View:
     """Return a new image (channels, height, width) with the channels last and a border.
 
-    `tight` has no gap between pixels.
+    `tight` has no gap between pixels; else each has a multiple of `grain` elements.
     """
     channels, height, width = shape
-    pixel = channels if tight else round_up(channels)
+    pixel = channels if tight else round_up(channels, grain)
     row = (width + 2 * pad[1]) * pixel
     buffer = Buffer(dtype=dtype, size=(height + 2 * pad[0]) * row, pad=pad, image=shape)
     offset = pad[0] * row + pad[1] * pixel
