@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,6 +26,7 @@ from fxquant.graph.encode import encode_graph
 from fxquant.graph.grid import QParams
 from fxquant.graph.lowering import lower_again, reads_of, reference_graph, start_lowering
 from fxquant.graph.notes import Decision, decision_of, note_of
+from fxquant.graph.one_at_a_time import OwnLock
 from fxquant.graph.paths import get_attr, join_path
 from fxquant.graph.read_modules import ReadModules
 from fxquant.graph.region import Region, lowering_of, regions, stage_of
@@ -59,7 +59,7 @@ class Filled:
         self.edition = "0"  # of the graph; torch.compile compares text by value
         self._seen: Seen | None = None  # a copy looks again
         self._modules: ReadModules | None = None
-        self._lock = threading.RLock()
+        self._lock = OwnLock()
 
     def __reduce__(self) -> tuple[object, ...]:
         replaced = self.replaced or (self._modules is not None and not self._modules.stand())

@@ -7,8 +7,10 @@ import ctypes
 import functools
 import logging
 import os
+import signal
 import stat
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -344,6 +346,37 @@ def test_runs_after_a_fork(native: nn.Module, monkeypatch: pytest.MonkeyPatch) -
     child = os.fork()
     if child == 0:
         os._exit(0 if torch.equal(native(x), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forks_while_a_thread_compiles(native: nn.Module) -> None:
+    assert isinstance(native, Region)
+    native(torch.randn(1, 3, 16, 16))
+    own, filled = runner_of(native), lowering_of(native).filled
+    assert filled is not None
+    holds, forked = threading.Event(), threading.Event()
+
+    def compiles() -> None:
+        with own._lock, filled._lock:
+            with compiler._lock:
+                holds.set()
+                time.sleep(0.1)  # the fork waits for this one
+            forked.wait(60)
+
+    thread = threading.Thread(target=compiles)
+    thread.start()
+    holds.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        with torch.no_grad():
+            filled._seen = None  # it looks again, which takes its lock
+            native(torch.randn(1, 3, 20, 20))
+        os._exit(0 if len(own.programs) == 2 else 1)
+    forked.set()
+    thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from fxquant.engines.native.machine import Machine
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 # more than level 1 costs seconds and gains nothing; level 0 is several times slower when it runs
 _LEVEL = 1
 
@@ -50,10 +52,18 @@ def _target(machine: Machine, reloc: str) -> llvm.TargetMachine:
     )
 
 
+@functools.cache
+def _hold_forks() -> None:
+    """Let forks wait while LLVM is at work: a child would have what is half done, and nobody who finishes it."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
 def object_code(text: str, machine: Machine, reloc: str = "default") -> bytes:
     """Compile a module."""
     import llvmlite.binding as llvm
 
+    _hold_forks()
     with _lock:
         target = _target(machine, reloc)
         module = llvm.parse_assembly(text)
@@ -67,6 +77,7 @@ class Library:
     def __init__(self, code: bytes, machine: Machine) -> None:
         import llvmlite.binding as llvm
 
+        _hold_forks()
         with _lock:
             self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target(machine, "default"))
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +47,7 @@ from fxquant.errors import FxQuantError, InputError
 from fxquant.graph import torch_compat
 from fxquant.graph.lowering import Runner, has_forward
 from fxquant.graph.nodes import reads_size
+from fxquant.graph.one_at_a_time import OwnLock
 from fxquant.graph.region import Region, lowering_of, region_name
 from fxquant.graph.standing import Standing
 
@@ -102,7 +102,7 @@ class NativeRunner(Runner):
         self.listener: Callable[[Program | None, list[Any]], None] | None = (
             None  # gets the calls; see tables/profile.py
         )
-        self._lock = threading.RLock()
+        self._lock = OwnLock()
         self.scan: Scans = Scans(self.machine)  # all steps at once, of the step of a recurrent layer
 
     def renew(self) -> None:
