@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,3 +54,17 @@ def test_a_model_in_another_dtype_is_told_of(dtype: torch.dtype, recwarn: pytest
     assert not recwarn.list
     with pytest.warns(UserWarning, match=rf"Sequential computes in {dtype}.* Quantize model.float\(\)"):
         fq.prepare_fx(model.to(dtype), fq.default_qconfig, (x.to(dtype),))
+
+
+def test_a_model_in_distributed_data_parallel_is_refused(tmp_path: Path) -> None:
+    """What is made of it would share no gradients."""
+    x, model = torch.randn(2, 4), nn.Sequential(nn.Linear(4, 4))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(model)
+        with pytest.raises(fq.CaptureError, match=r"prepare_qat_fx got a DistributedDataParallel\. .* model\.module"):
+            fq.prepare_qat_fx(parallel.train(), fq.get_default_qat_qconfig_mapping(), (x,))
+        with pytest.raises(fq.CaptureError, match="quantize got a DistributedDataParallel"):
+            fq.quantize(parallel.eval(), [x])
+    finally:
+        torch.distributed.destroy_process_group()

@@ -37,6 +37,15 @@ def refuse_lazy(model: nn.Module, caller: str) -> None:
             )
 
 
+def refuse_distributed(model: nn.Module, caller: str) -> None:
+    """Raise for a model that shares gradients among processes: what is made of it would not."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise CaptureError(
+            f"{caller} got a DistributedDataParallel. Give the model in it, model.module, and wrap what prepare_qat_fx "
+            "returns again, to train it."
+        )
+
+
 def refuse_meta(model: nn.Module, caller: str) -> None:
     """Raise if the model has tensors without numbers."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -18,6 +18,7 @@ from fxquant.graph.invariants import Known, verify
 from fxquant.graph.late_code import outdate
 from fxquant.graph.region import Region, regions
 from fxquant.graph.remembered import forgotten
+from fxquant.graph.shared_modules import share_again, shared_modules
 
 Pass = Callable[[Region, Context], None]
 Pipeline = tuple[Pass, ...]
@@ -40,6 +41,7 @@ def run_passes(
     for path, region in [(path, region) for path, region in regions(model) if only is None or only(region)]:
         own = context if isinstance(context, Context) else context(region)
         plain: Known = {}
+        shared = shared_modules(region)
         for step in steps:
             with forgotten(region):  # algorithms run the graph, which is no call that a model should remember
                 result: Any = step(region, own)
@@ -49,6 +51,7 @@ def run_passes(
                     "pass changes its region in place and returns None: what it returns would be lost."
                 )
             verify(region, pass_name=step.__name__, region_path=path, plain=plain)
+        share_again(region, shared)
         if runs:
             region.recompile()
         else:

@@ -12,7 +12,7 @@ from fxquant.capture.canonical.follow_mode import follow_mode
 from fxquant.capture.symbolic import open_batch
 from fxquant.errors import CaptureError
 from fxquant.graph import torch_compat
-from fxquant.graph.check_model import refuse_lazy, refuse_other
+from fxquant.graph.check_model import refuse_distributed, refuse_lazy, refuse_other
 from fxquant.graph.clone_tree import clone_tree
 
 
@@ -21,6 +21,7 @@ def as_plain(model: nn.Module, caller: str, *, training: bool) -> nn.Module:
     cannot be set, since exported programs refuse that."""
     refuse_other(model, caller)
     refuse_lazy(model, caller)
+    refuse_distributed(model, caller)
     if torch_compat.is_scripted(model):
         raise CaptureError(
             f"{caller} got a torch.jit.{type(model).__name__}, whose code is not Python any more. "
