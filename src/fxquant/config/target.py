@@ -39,7 +39,9 @@ class Target:
     `activation`, `weight` and `bias` are the default specs (`bias` as in QConfig). What else is allowed: `activations`,
     `weights`, `biases` (of BIASES; none named allows all) and `shapes` for all kinds, `kernels` for single ones. An op
     for which a rule asks beyond that stays in float, and its Decision says why. `positions` are what holds between
-    the scales of tensors that are powers of two (passes/solve_positions.py).
+    the scales of tensors that are powers of two (passes/solve_positions.py). `clear_ties`: float scales move by a hair,
+    to where no sum of integers comes near the middle between two steps, so that a file gives the same bits in whatever
+    order a runtime multiplies its scales (passes/clear_ties.py).
 
     Example:
         >>> activation, weight = fq.Spec(), fq.Spec(granularity="per_channel", observer="minmax")
@@ -67,6 +69,7 @@ class Target:
     shapes: Shapes = field(default_factory=Shapes)
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
     positions: tuple[Position, ...] = ()
+    clear_ties: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -16,6 +16,7 @@ from fxquant.passes.amend import amend_choices, amend_grids
 from fxquant.passes.annotate import annotate
 from fxquant.passes.batch_norm_to_conv import batch_norm_to_conv
 from fxquant.passes.choose import choose, see_ops
+from fxquant.passes.clear_ties import clear_ties
 from fxquant.passes.connect_reads import connect_reads
 from fxquant.passes.convert import convert
 from fxquant.passes.custom_modules import mark_custom
@@ -111,6 +112,7 @@ FREEZE: Pipeline = (
     round_weights,
     price_rewrites,
     solve_positions,
+    clear_ties,
 )
 CONVERT: Pipeline = (
     apply_algorithms,
@@ -119,6 +121,7 @@ CONVERT: Pipeline = (
     freeze_quantizers,
     price_rewrites,
     solve_positions,
+    clear_ties,
     convert,
     open_boundary,
 )

@@ -49,6 +49,7 @@ class Preparation:
     quantizer_path: str = ""  # where their modules are, until conversion
     observed: Mapping[str, tuple[str, ...]] | None = None  # the tensors that each of them observes, in training
     positions: tuple[Position, ...] = ()  # of the target: what holds between scales that are powers of two
+    clear_ties: bool = False  # scales are still to be moved to where ties are far
     float_calls: FloatCalls | None = None  # inputs on which moves of scales are measured, until these are chosen
     float_means: FloatMeans | None = None  # by which biases are corrected, until they are
     boundary: Boundary | None = None  # inputs and outputs that are integers

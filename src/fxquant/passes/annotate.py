@@ -34,7 +34,7 @@ def annotate(region: Region, context: Context) -> None:
         kept[node] = candidates[node]
     preparation = preparation_of(region)
     notes, preparation.quantizers = assign_quantizers(region, kept, groups, target, context.training)
-    preparation.positions = target.positions
+    preparation.positions, preparation.clear_ties = target.positions, target.clear_ties
     for node in region.graph.nodes:
         if node in kept:
             _write(node, kept[node], notes[node])

@@ -36,6 +36,7 @@ def target_rows(target: Target) -> Iterator[tuple[str, str, str]]:
     for field in ("residual", "share", "signed", "split", "rewrites", "channel_scales"):
         yield field, "", _names(getattr(target, field)) or "none"
     yield "integer_outputs", "", "always" if target.integer_outputs else "where int8 kernels read them"
+    yield "clear_ties", "", "scales keep sums of integers away from ties" if target.clear_ties else "no"
     for kind, (low, high) in sorted(target.ranges.items()):
         yield "ranges", kind, f"[{low:g}, {high:g}]"
     for kind, kernel in sorted(target.kernels.items()):

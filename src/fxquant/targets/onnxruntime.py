@@ -26,4 +26,5 @@ def onnxruntime(*, vnni: bool | None = None) -> Target:
         tails=clip_tails(base.tails),
         residual=frozenset(),
         split=frozenset(("silu", "attention")),
+        clear_ties=True,
     )

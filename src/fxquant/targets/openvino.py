@@ -15,4 +15,6 @@ def openvino(*, vnni: bool | None = None) -> Target:
     Biases are int32, as they are in ONNX files.
     """
     base, products = x86(vnni=cpu().vnni if vnni is None else vnni), frozenset(("attention",))
-    return dataclasses.replace(base, name="openvino", bias="int32", kinds=base.kinds | products, signed=products)
+    return dataclasses.replace(
+        base, name="openvino", bias="int32", kinds=base.kinds | products, signed=products, clear_ties=True
+    )

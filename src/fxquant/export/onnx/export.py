@@ -216,6 +216,7 @@ def _translate(program: torch.export.ExportedProgram, tree: nn.Module, gemm: boo
     from fxquant.export.onnx.int32_bias import quantize_biases
     from fxquant.export.onnx.loop_constants import move_into_loops
     from fxquant.export.onnx.own_zero_points import part_zero_points
+    from fxquant.export.onnx.pin_inputs import pin_inputs
     from fxquant.export.onnx.to_program import to_program
     from fxquant.export.onnx.translate import translations
 
@@ -232,6 +233,7 @@ def _translate(program: torch.export.ExportedProgram, tree: nn.Module, gemm: boo
         move_channel_scales(graph)
         quantize_biases(graph)
         part_zero_points(graph)
+    pin_inputs(model.graph)
     common.RemoveUnusedNodesPass()(model)
     common.NameFixPass()(model)
     return model
