@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fxquant import explain, freeze_bn_stats
+from fxquant import explain
 from fxquant.compat import (
     ConvertCustomConfig,
     DeQuantStub,
@@ -40,6 +40,7 @@ from fxquant.compat import (
     enable_observer,
     float16_dynamic_qconfig,
     float_qparams_weight_only_qconfig,
+    freeze_bn_stats,
     fuse_fx,
     get_default_qat_qconfig_mapping,
     get_default_qconfig,
@@ -49,6 +50,7 @@ from fxquant.compat import (
     per_channel_dynamic_qconfig,
     prepare_fx,
     prepare_qat_fx,
+    update_bn_stats,
 )
 from fxquant.numerics.affine import sqnr_db
 
@@ -148,6 +150,19 @@ def qat(model: nn.Module) -> nn.Module:
     prepared.apply(freeze_bn_stats)
     train(prepared)
     return convert_fx(prepared.eval())
+
+
+def test_torch_ao_s_names_for_batch_norms_serve_here() -> None:
+    prepared = prepare_qat_fx(
+        nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)), get_default_qat_qconfig_mapping(), IMAGES[0]
+    )
+    prepared.apply(freeze_bn_stats)
+    before = prepared[1].running_mean.clone()
+    prepared(IMAGES[0])
+    assert torch.equal(prepared[1].running_mean, before)
+    prepared.apply(update_bn_stats)
+    prepared(IMAGES[0])
+    assert not torch.equal(prepared[1].running_mean, before)
 
 
 def calibrate_then_train(model: nn.Module) -> nn.Module:

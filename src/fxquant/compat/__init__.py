@@ -100,8 +100,10 @@ from fxquant.compat.switches import (
     disable_observer,
     enable_fake_quant,
     enable_observer,
+    freeze_bn_stats,
     get_observer_state_dict,
     load_observer_state_dict,
+    update_bn_stats,
 )
 from fxquant.config.custom_config import (
     ConvertCustomConfig,
@@ -215,6 +217,7 @@ __all__ = [
     "float16_static_qconfig",
     "float_qparams_weight_only_qconfig",
     "float_qparams_weight_only_qconfig_4bit",
+    "freeze_bn_stats",
     "fuse_fx",
     "fused_per_channel_wt_fake_quant_range_neg_127_to_127",
     "fused_wt_fake_quant_range_neg_127_to_127",
@@ -231,6 +234,7 @@ __all__ = [
     "prepare_fx",
     "prepare_qat_fx",
     "qconfig_equals",
+    "update_bn_stats",
     "weight_observer_range_neg_127_to_127",
 ]
 

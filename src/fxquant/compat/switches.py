@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from fxquant.errors import ConfigError
+from fxquant.flows import freezing
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.observers.watcher import Watcher
 from fxquant.numerics.switches import Switched
@@ -34,6 +35,16 @@ def disable_fake_quant(mod: nn.Module) -> None:
     """Let a quantizer give back what it gets."""
     if isinstance(mod, Switched):
         mod.disable_fake_quant()
+
+
+def freeze_bn_stats(mod: nn.Module) -> None:
+    """Let batch norms use their running statistics, and no longer update them: that of torch.ao.nn.intrinsic.qat."""
+    freezing.freeze_bn_stats(mod)
+
+
+def update_bn_stats(mod: nn.Module) -> None:
+    """Undo `freeze_bn_stats`."""
+    freezing.unfreeze_bn_stats(mod)
 
 
 def get_observer_state_dict(mod: nn.Module) -> dict[str, object]:

@@ -124,6 +124,11 @@ class Observer(KeepsDtypes):
         low, high = tensor_range(x, self._whole)
         smallest, largest = torch.stack((low.min(), high.max())).tolist()
         if math.isnan(smallest) or math.isnan(largest):
+            if self.spec.learn is not None:
+                raise CalibrationError(
+                    f"tensor {self.name!r} holds NaN in batch {int(self.batches) + 1} of training. Check the batch, "
+                    "and whether the loss was finite before: a step on one that is not leaves NaN in the weights."
+                )
             raise CalibrationError(
                 f"tensor {self.name!r} holds NaN in calibration batch {int(self.batches) + 1}. "
                 "Check that the float model gives finite values on this batch, or drop the batch."
