@@ -33,3 +33,34 @@ def test_kernels_may_take_no_time_that_can_be_measured(monkeypatch: pytest.Monke
     found = fq.profile(quantized, torch.randn(2, 4), show=False)
     assert [(row.share, row.of_peak) for row in found] == [(0.0, 0.0)] and found.of_peak == 0.0
     assert "linear" in str(found)
+
+
+class Text(nn.Module):
+    """Parts that are called by code: one that runs on oneDNN, two on native."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.volume, self.a, self.b = nn.Conv3d(1, 1, 1), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.volume(x[:, None, None])[:, 0, 0]
+        if bool(y.isnan().any()):
+            return y
+        return self.b(self.a(y))  # type: ignore[no-any-return]
+
+
+def test_what_is_not_native_has_rows() -> None:
+    pytest.importorskip("llvmlite")
+    x = torch.randn(2, 4, 8)
+    between = nn.Sequential(nn.Linear(8, 8), Bessel(), nn.Linear(8, 8)).eval()
+    rows = fq.profile(fq.quantize(between, [x], engine="native"), x, rounds=2, show=False)
+    assert [row.kernel for row in rows if "Python" in row.kernel] == ["special_bessel_j0, in Python"]
+    found = fq.profile(fq.quantize(Text().eval(), [x], engine="native"), x, rounds=2, show=False)
+    assert [row.kernel for row in found if "oneDNN" in row.kernel] == ["volume, on oneDNN"]
+    assert sum(row.share for row in found) == pytest.approx(1.0)
+    assert all(row.milliseconds > 0 and not row.macs for row in found if row.kernel.endswith(("Python", "oneDNN")))
+
+
+class Bessel(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(x)

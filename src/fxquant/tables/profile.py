@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,8 @@ def profile(
 
     `args` are the positional arguments of one call, and `example_kwargs` its keyword arguments. One sample is run, on
     one thread; a kernel's time is the least of some `rounds`, without what a call from Python takes by itself. What
-    Python runs between kernels is not in it.
+    Python runs between kernels has rows of its own, and so has a part of the model that runs on oneDNN, for the inputs
+    as they are; code outside of the graphs is not in it.
 
     Example:
         >>> quantized = fq.quantize(model, loader, engine="native")  # needs fxquant[native]
@@ -107,21 +108,27 @@ def profile(
     if not found:
         check_engine("native")
         raise StageError("profile needs a model on the native engine: convert_fx(..., engine='native').")
-    calls: list[tuple[Program, list[Any]]] = []
+    calls: list[tuple[Program | Region, list[Any]]] = []
     with torch.no_grad():
         for _ in range(2):  # makes the code, if there is none for these sizes
             model(*args, **(example_kwargs or {}))
         for runner in found:
-            runner.listener = lambda program, inputs: calls.append((program, inputs)) if program is not None else None
+            runner.listener = lambda ran, inputs: calls.append((ran, inputs))
         try:
             model(*args, **(example_kwargs or {}))
         finally:
             for runner in found:
                 runner.listener = None
-    if not calls:
+    programs = [ran for ran, _ in calls if isinstance(ran, Program)]
+    if not programs:
         whys = "".join(f"\n  {region_name(region)!r}: {why}" for region, why in _passed_on(model))
         raise StageError(f"no part of the model runs in native code for these inputs.{whys}")
-    result = _summed([_steps(program, inputs, rounds) for program, inputs in calls], calls[0][0])
+    with torch.no_grad():
+        timed = [
+            _steps(ran, inputs, rounds) if isinstance(ran, Program) else [_on_onednn(ran, inputs, rounds)]
+            for ran, inputs in calls
+        ]
+    result = _summed(timed, programs[0])
     if show:
         print(result)
     return result
@@ -136,16 +143,31 @@ def _passed_on(model: nn.Module) -> Iterator[tuple[Region, str]]:
 
 
 def _steps(program: Program, inputs: list[object], rounds: int) -> list[tuple[str, int, float]]:
-    """(label, products, seconds) of each kernel."""
+    """(label, products, seconds) of each kernel, and of each node that Python runs."""
     steps = OneByOne(program, first_sample(inputs))
-    calls = [*(steps.bound(index) for index in range(len(steps.ops))), steps.nothing()]
+    outside = steps.outside()
+    best = _least([*(steps.bound(index) for index in range(len(steps.ops))), steps.nothing()], rounds)
+    kernels = [(op.label, op.macs, max(spent - best[-1], 0.0)) for op, spent in zip(steps.ops, best[:-1], strict=True)]
+    others = zip(outside, _least([call for _, call in outside], rounds), strict=True)
+    return [*kernels, *((label, 0, spent) for (label, _), spent in others)]
+
+
+def _on_onednn(region: Region, inputs: list[Any], rounds: int) -> tuple[str, int, float]:
+    runner, (args, kwargs) = runner_of(region), inputs
+    assert isinstance(runner, NativeRunner)
+    (spent,) = _least([lambda: runner.lowered(region, args, kwargs)], rounds)
+    return f"{region_name(region)}, on oneDNN", 0, spent
+
+
+def _least(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Return the least time of each call, in turns."""
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
         for index, call in enumerate(calls):
             start = time.perf_counter()
             call()
             best[index] = min(best[index], time.perf_counter() - start)
-    return [(op.label, op.macs, max(spent - best[-1], 0.0)) for op, spent in zip(steps.ops, best[:-1], strict=True)]
+    return best
 
 
 def _summed(timed: list[list[tuple[str, int, float]]], program: Program) -> Profile:

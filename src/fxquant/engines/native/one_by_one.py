@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,13 +33,13 @@ class OneByOne:
         self._functions = [PROTOTYPE(self._library.address(f"step{index}")) for index in range(len(placement.ops) + 1)]
         self._arena, self._kept = aligned(placement.arena), aligned(placement.kept)
         self._slots = (ctypes.c_void_p * max(program.slots, 1))()
-        env: dict[fx.Node, Any] = {**program.fixed, **dict(zip(program.placeholders, inputs, strict=True))}
+        self.env: dict[fx.Node, Any] = {**program.fixed, **dict(zip(program.placeholders, inputs, strict=True))}
         self._alive: list[Tensor] = []
         for level in sorted({*program.levels, *program.outside}):  # once, so that all that is read is there
             for node in program.outside.get(level, ()):
-                env[node] = program.call(node, env, 1)
+                self.env[node] = program.call(node, self.env, 1)
             if level in program.levels:
-                self._alive += program.hand_over(level, env, self._slots, 1)
+                self._alive += program.hand_over(level, self.env, self._slots, 1)
                 for index, op in enumerate(placement.ops):
                     if op.level == level:
                         self.run(index)
@@ -58,6 +59,11 @@ class OneByOne:
         slots = ctypes.addressof(self._slots)
         return lambda: function(arena, kept, constants, slots, 0, 1, 1, 0, 0)
 
+    def outside(self) -> list[tuple[str, Callable[[], object]]]:
+        """Return what Python runs between kernels: (what it is, the same ready to be called)."""
+        nodes = [node for level in sorted(self.program.outside) for node in self.program.outside[level]]
+        return [(_named(node), functools.partial(self.program.call, node, self.env, 1)) for node in nodes]
+
     def tensor(self, view: View) -> Tensor:
         """Return what a view of the arena holds now; it shares the memory."""
         assert view.buffer.space in ("arena", "kept")
@@ -65,3 +71,8 @@ class OneByOne:
         start = view.buffer.offset
         part = memory[start : start + view.buffer.bytes].view(np.uint8 if view.dtype == "u8" else np.float32)
         return torch.from_numpy(part).as_strided(view.shape, view.strides, view.offset)
+
+
+def _named(node: fx.Node) -> str:
+    name = str(node.target) if node.op != "call_function" else getattr(node.target, "__name__", str(node.target))
+    return f"{name}, in Python"

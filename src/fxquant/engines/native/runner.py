@@ -99,9 +99,8 @@ class NativeRunner(Runner):
         self.by_row: bool | None = None  # whether all rows of the inputs are treated alike
         cache = self.settings.cache
         self.libraries = Libraries(Cache(None if cache is None else Path(cache)))
-        self.listener: Callable[[Program | None, list[Any]], None] | None = (
-            None  # gets the calls; see tables/profile.py
-        )
+        # gets the calls, of a program or of a region on oneDNN; see tables/profile.py
+        self.listener: Callable[[Program | Region, list[Any]], None] | None = None
         self._lock = OwnLock()
         self.scan: Scans = Scans(self.machine)  # all steps at once, of the step of a recurrent layer
 
@@ -187,7 +186,7 @@ class NativeRunner(Runner):
             return self._pass_on(region, args, kwargs, "where gradients are asked for: use torch.no_grad()")
         program = self.programs.get(key)
         self.used.add(key)
-        if self.listener is not None:
+        if self.listener is not None and program is not None:
             self.listener(program, inputs)
         try:
             found = self._by_code(region, key, inputs, program)
@@ -365,6 +364,8 @@ class NativeRunner(Runner):
 
     def _onednn(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the lowered graph."""
+        if self.listener is not None:
+            self.listener(region, [args, kwargs])
         return self.lowered(region, args, kwargs)
 
     def _tell(self, region: Region, when: str, why: str, level: int = logging.INFO) -> None:
