@@ -77,7 +77,7 @@ class Program:
         """Make a program of what was kept of one like it; `code` is its name, the functions, and the constants."""
         made = cls.__new__(cls)
         made._placement, made.levels, made.sizes, made.signed = None, parts.levels, parts.sizes, parts.signed
-        made.whole = False
+        made.whole, made.flag = False, -1
         made._set_up(region, graph, machine)
         made._set_code(*code)
         made._set_slots(parts.slots)
@@ -127,7 +127,8 @@ class Program:
         nodes = list(reader.graph.nodes)
         self.shapes = reader.shapes
         self.exports = reader.exports
-        slots = (*reader.imports, *(export.slot for export in self.exports.values()))
+        self.flag = -1 if reader.flag is None else reader.flag.slot
+        slots = (*reader.imports, *(export.slot for export in self.exports.values()), self.flag)
         self._set_slots(1 + max(slots, default=-1))
         self.imports: dict[int, list[tuple[int, Import]]] = {level: [] for level in self.levels}
         for slot, made in reader.imports.items():
@@ -232,6 +233,7 @@ class Program:
         if self.fixed:
             env.update(self.fixed)
         slots = self.slot_array()
+        flag = self.raise_flag(slots)
         kept = np.empty(self.sizes.kept * batch, np.uint8) if len(self.levels) > 1 else None
         alive: list[Tensor] = []
         threads = self.threads(batch)
@@ -245,6 +247,7 @@ class Program:
                     self._run_segment(level, arenas, (kept, slots), batch, threads)
         finally:
             self.free += arenas
+        look_at(flag)
         if self.checks and batch not in self.checked:
             self._check(env, batch)
         for result in self._moved:
@@ -296,6 +299,14 @@ class Program:
         finally:
             self.free += arenas
 
+    def raise_flag(self, slots: Slots) -> ctypes.c_int64 | None:
+        """Give kernels a word of this call, which they set where an input has no answer; see `look_at`."""
+        if self.flag < 0:
+            return None
+        flag = ctypes.c_int64(0)
+        slots[self.flag] = ctypes.addressof(flag)
+        return flag
+
     def take_arena(self) -> Arena:
         """Return memory that no other thread uses. It goes back to `free`; lists of Python need no lock for that."""
         try:
@@ -341,3 +352,9 @@ class Program:
         if operand in env or not isinstance(shape, Shape):
             return env.get(operand)
         return torch.empty((batch, *shape.dims) if shape.batched else shape.dims, device="meta")
+
+
+def look_at(flag: ctypes.c_int64 | None) -> None:
+    """Raise if a kernel has set the flag of a call: torch's ops have the error for that."""
+    if flag is not None and flag.value:
+        raise Unread("an embedding has no row for an id")

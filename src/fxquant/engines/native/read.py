@@ -24,6 +24,7 @@ from fxquant.engines.native.read_elementwise import (
     read_quantize,
     read_same,
 )
+from fxquant.engines.native.read_embedding import Rows, find_rows, read_rows
 from fxquant.engines.native.read_float import read_cast, read_each
 from fxquant.engines.native.read_moves import read_cat, read_pad, read_pixel_shuffle, read_stack
 from fxquant.engines.native.read_norms import read_group_norm, read_layer_norm
@@ -84,6 +85,7 @@ def read(region: Region, graph: fx.Graph, inputs: Sequence[object], machine: Mac
     reader = Reader(region=region, graph=graph, shapes=shapes, machine=machine, sizes=sizes)
     ends: dict[fx.Node, Group] = {}
     chains: dict[fx.Node, Chain] = {}
+    lookups: dict[fx.Node, Rows] = {}
     for node in graph.nodes:
         group = find_group(reader, node)
         if group is not None:
@@ -93,6 +95,10 @@ def read(region: Region, graph: fx.Graph, inputs: Sequence[object], machine: Mac
         if chain is not None:
             reader.fused.update(chain.nodes)
             chains[node] = chain
+        rows = find_rows(reader, node)
+        if rows is not None:
+            reader.fused.update(rows.nodes)
+            lookups[node] = rows
     given = _views_given_out(reader)
     for node in graph.nodes:
         if node.op == "output":
@@ -102,6 +108,8 @@ def read(region: Region, graph: fx.Graph, inputs: Sequence[object], machine: Mac
             del reader.reasons[node]  # it takes no time
         elif node in chains:
             _read_chain(reader, chains[node])
+        elif node in lookups:
+            reader.values[node] = read_rows(reader, lookups[node])
         elif node in ends:
             _read_group(reader, ends[node])
         elif node not in reader.fused:

@@ -77,6 +77,7 @@ class Reader:
     splits: dict[fx.Node, list[View | Moved]] = field(default_factory=dict)
     ranges: dict[fx.Node, View] = field(default_factory=dict)  # scale and zero of tensors on the grid of their own
     whole: bool = False  # such a grid is that of one sample, so there may be no others
+    flag: Buffer | None = None  # a word that kernels set where an input has no answer
     _slots: int = 0
 
     def attempt(self, make: Callable[[], Value]) -> Value:
@@ -174,6 +175,12 @@ class Reader:
         self._slots += 1
         return self._slots - 1
 
+    def missing(self) -> Buffer:
+        """Return the word that tells that an id has no row."""
+        if self.flag is None:
+            self.flag = Buffer(dtype="u8", size=8, space="slot", slot=self.new_slot(), same=True)
+        return self.flag
+
     def _constant(self, node: fx.Node) -> View:
         found = self.constant_of(node)
         return self.tensor_constant(found.float() if getattr(found, "dtype", None) == torch.bool else found)
@@ -192,7 +199,8 @@ class Reader:
             return node
         if node.op == "get_attr":
             return get_attr(self.region, str(node.target))
-        if node.op not in ("call_function", "call_method") or not node.all_input_nodes:
+        known = node.all_input_nodes or node.target in _CREATORS
+        if node.op not in ("call_function", "call_method") or not known:
             raise Unread("an operand is computed at run time")
         with torch.no_grad():
             args = fx.node.map_arg(node.args, self.constant_of)

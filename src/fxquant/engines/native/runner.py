@@ -342,9 +342,10 @@ class NativeRunner(Runner):
     def make(self, region: Region, graph: fx.Graph, inputs: Sequence[object]) -> Program:
         """Return a program for inputs of these sizes."""
         reader = read(region, graph, inputs, self.machine)
-        if not reader.ops or not any(op.macs for op in reader.ops):
+        left = len(_left(reader))
+        if not reader.ops or (left and not any(op.macs for op in reader.ops)):
             raise Unread("it has no op with a native kernel")
-        if 2 * len(_left(reader)) > len(reader.ops):
+        if 2 * left > len(reader.ops):
             raise Unread("more than a third of its ops have no native kernel")
         program = Program(reader, self.libraries)
         self.outside = {

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from fxquant.engines.native.calls import Place
 from fxquant.engines.native.inputs import batch_of
 from fxquant.engines.native.plain import returned
-from fxquant.engines.native.program import Program
+from fxquant.engines.native.program import Program, look_at
 from fxquant.engines.native.results import plain
 
 
@@ -34,7 +34,9 @@ class Shot:
         self._function = program.functions[level]
         self._constants = program.constants.ctypes.data
         self._array = program.slot_array
-        self._given = [(slot, places[made.node]) for slot, made in program.imports[level]]
+        self._given = [(slot, places[made.node]) for slot, made in program.imports[level] if made.node in places]
+        fixed = [(slot, made.node) for slot, made in program.imports[level] if made.node not in places]
+        self._fixed = [(slot, program.fixed[node].data_ptr()) for slot, node in fixed]
         self._results = program.results[level]
         self._sizes = [((batch, *result.sizes), result.dtype, result.slot) for result in self._results]
         self._one = self._results[0] if program.output.args[0] is self._results[0].node else None
@@ -45,12 +47,15 @@ class Shot:
         slots = self._array()
         for slot, place in self._given:
             slots[slot] = values[place].data_ptr()
+        for slot, address in self._fixed:
+            slots[slot] = address
+        program, batch = self._program, self._batch
+        flag = program.raise_flag(slots)
         made = []
         for sizes, dtype, slot in self._sizes:
             tensor = torch.empty(sizes, dtype=dtype, device="cpu")
             slots[slot] = tensor.data_ptr()
             made.append(tensor)
-        program, batch = self._program, self._batch
         threads = program.threads(batch)
         if threads > 1:
             program.run_level(self._level, slots, batch, threads)
@@ -58,6 +63,8 @@ class Shot:
             arena = program.take_arena()
             self._function(arena.address, 0, self._constants, ctypes.addressof(slots), 0, batch, 1, 0, 0)
             program.free.append(arena)
+        if flag is not None:
+            look_at(flag)
         if self._one is not None:
             return self._one.put(made[0])
         env = {result.node: result.put(tensor) for result, tensor in zip(self._results, made, strict=True)}
@@ -100,7 +107,7 @@ def _is_one_call(program: Program, places: dict[fx.Node, int], values: Sequence[
     if not made or not (made | set(places)).issuperset(program.output.all_input_nodes):
         return False
     for _, given in program.imports[level]:
-        tensor = values[places[given.node]] if given.node in places else None
+        tensor = values[places[given.node]] if given.node in places else program.fixed.get(given.node)
         if not isinstance(tensor, Tensor) or not given.fits(tensor, batch):
             return False
         if not tensor.is_contiguous(memory_format=given.layout):
