@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import fxquant as fq
+from forge.by_values import by_values
 from forge.crafted import crafted
 from forge.defaults import of_defaults
 from forge.files import File, forged, inputs, read, write, write_bases
@@ -34,6 +35,18 @@ def bases(folder: Path) -> dict[str, File]:
 
 def test_there_are_many() -> None:
     assert len(crafted()) >= 300
+
+
+def test_sizes_by_values_and_many_operands_are_refused_at_load(tmp_path: Path, bases: dict[str, File]) -> None:
+    checked = ("pixel_shuffle", "kthvalue", "select", "narrow", "roll", "diagonal", "split")  # by torch, in the call
+    for name, base, change in by_values():
+        if name.endswith((".item", "of many", "tolist", "mul", "dimensions")) and not any(
+            f"torch.{word} " in name for word in checked
+        ):
+            path = tmp_path / "evil.fq"
+            write(forged(bases[base], change), path)
+            with pytest.raises(fq.ArchiveError, match=r"read from the values|more than 64|more values|dimensions"):
+                fq.load(path, engine="reference")
 
 
 def test_files_are_refused_before_an_engine_is_asked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forge.amounts import of_numbers
+from forge.by_values import by_values
 from forge.defaults import of_defaults
 from forge.files import Change
 from forge.growth import growing
@@ -16,7 +17,10 @@ from forge.words import of_words
 def crafted() -> dict[str, tuple[str, Change]]:
     """Name -> (base file, change)."""
     found: dict[str, tuple[str, Change]] = {}
-    sources = (of_words(), of_numbers(), of_headers(), growing(), trusting(), of_kinds(), of_defaults(), of_lies())
+    sources = (
+        *(of_words(), of_numbers(), of_headers(), growing(), trusting(), of_kinds(), of_defaults(), of_lies()),
+        by_values(),
+    )
     for source in sources:
         for name, base, change in source:
             found[f"{len(found)}: {name}"] = base, change

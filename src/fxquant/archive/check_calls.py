@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from fxquant.archive import whole_division
+from fxquant.archive.check_amounts import BY_VALUES, check_operands, may_grow, word_of
 from fxquant.archive.check_python import MOST_PARTS, Unknown
 from fxquant.archive.check_weights import check_scale
 from fxquant.archive.value_json import is_whole
@@ -23,15 +24,7 @@ from fxquant.graph import torch_compat
 from fxquant.graph.region import Region
 from fxquant.ops.table import OPS
 
-SIZING = frozenset(
-    (
-        *("arange", "empty", "eye", "full", "linspace", "logspace", "new_empty", "new_full", "new_ones", "new_zeros"),
-        *("ones", "rand", "randint", "randn", "randperm", "tril_indices", "triu_indices", "zeros", "expand", "repeat"),
-        *("broadcast_to", "tile", "pad", "constant_pad_nd", "interpolate", "upsample", "one_hot", "repeat_interleave"),
-        *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d"),
-        *("adaptive_max_pool2d", "adaptive_max_pool3d", "fold", "affine_grid", "diag_embed", "histc"),
-    )
-)
+_GRID_SAMPLERS = ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 _PARTS = {"unbind": 1, "split": 2, "chunk": 2, "tensor_split": 2, "hsplit": 2, "vsplit": 2, "dsplit": 2}
 _NAMED = {  # torch also takes the number of one, and looks for it in its table, however far behind the end
     "ScalarType": (torch.dtype,),
@@ -47,19 +40,22 @@ def check_values(
     node: fx.Node, region: Region, args: tuple[object, ...], kwargs: Mapping[str, object], by_data: bool
 ) -> None:
     """Raise an ArchiveError if a call has arguments that torch would trust."""
-    word = _word(node)
+    word = word_of(node)
     if node.target is guards.apply_in_place:
         word, args = str(args[1]), (args[0], *args[2:])
     if isinstance(node.target, torch._ops.OpOverload):
         _check_named(node.target, args, kwargs)
     if is_whole(kwargs.get("device")):
         raise ArchiveError(f"it is for the device {kwargs['device']}. A file is for the CPU.")
-    if by_data and word in SIZING:
-        raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
+    if by_data and may_grow(node):
+        raise ArchiveError(BY_VALUES)
+    check_operands(node, args, kwargs)
+    if word in _GRID_SAMPLERS:
+        _check_modes(node, args, kwargs)
     if word == "one_hot" and not is_whole(_given(node, args, kwargs, 1, "num_classes"), 1):
-        raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
+        raise ArchiveError(BY_VALUES)
     if word == "repeat_interleave" and not is_whole(_given(node, args, kwargs, 1, "repeats"), 0):
-        raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
+        raise ArchiveError(BY_VALUES)
     own = node.target in (whole_division.divide, whole_division.divide_)
     if word.rstrip("_") in ("div", "divide") and not own and kwargs.get("rounding_mode") == "trunc":
         _check_quotient([*args, *(kwargs[name] for name in ("input", "self", "other") if name in kwargs)])
@@ -82,11 +78,11 @@ def check_values(
         _check_grid(node, args, kwargs, region)
 
 
-def _word(node: fx.Node) -> str:
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target.overloadpacket.__name__)
-    return str(target if isinstance(target, str) else getattr(target, "__name__", ""))
+def _check_modes(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    """Torch writes nothing where it does not know the number of a mode, and memory is given as it was found."""
+    for at, name in ((2, "interpolation_mode"), (3, "padding_mode")):
+        if not is_whole(_given(node, args, kwargs, at, name), 0, 2):
+            raise ArchiveError(f"{name}={_given(node, args, kwargs, at, name)!r} is no mode.")
 
 
 def _given(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object], at: int, name: str) -> object:
@@ -201,7 +197,7 @@ def _check_whole(node: fx.Node, word: str) -> None:
     for source in given:
         if not isinstance(source, fx.Node) or source.op in ("placeholder", "get_attr"):
             continue
-        if _word(source) != "contiguous":
+        if word_of(source) != "contiguous":
             raise ArchiveError(f"it reads {source.name} as it lies in memory, which is not contiguous at all sizes.")
 
 

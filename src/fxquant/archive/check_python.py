@@ -21,6 +21,7 @@ from fxquant.capture import guards
 from fxquant.errors import ArchiveError
 
 MOST_PARTS = 100_000  # of what one node makes
+MOST_IN_ALL = 3_000_000  # of what all nodes of a graph take and make; a file of more bytes may have one for each
 MOST_DEGREE = 16  # of the product of sizes that a number is
 _POWER = 64
 _PRODUCTS = (operator.mul, operator.imul)
@@ -30,6 +31,7 @@ _TAKES_TEXT = (
     *(getattr, dict, OrderedDict, len, list, tuple, operator.getitem, operator.setitem),
     *(operator.eq, operator.ne, operator.contains, operator.is_, operator.is_not),
 )
+_MAKES_NUMBERS = (int, float, bool, round, len, operator.index, operator.truth, operator.not_, operator.contains)
 _OF_SIZES = ("numel", "index", "__getitem__", "__len__")  # methods of a torch.Size
 _OF_UNKNOWN = ("__getitem__", "__len__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 
@@ -173,10 +175,15 @@ def _nodes(value: object) -> list[fx.Node]:
     return [leaf for leaf in leaves_of(value) if isinstance(leaf, fx.Node)]
 
 
-def check_result(value: object) -> list[Tensor]:
+def reads_number(node: fx.Node) -> bool:
+    """Tell whether a function of Python makes a number of a tensor."""
+    return node.target in _MAKES_NUMBERS or getattr(node.target, "__module__", "") == "math"
+
+
+def check_result(leaves: list[object]) -> list[Tensor]:
     """Return the tensors of what a node made; an ArchiveError if the rest is too large."""
     tensors = []
-    for leaf in leaves_of(value):
+    for leaf in leaves:
         if isinstance(leaf, Tensor):
             tensors.append(leaf)
         elif isinstance(leaf, str) and len(leaf) > MOST_TEXT:

@@ -18,9 +18,11 @@ from torch.func import functional_call
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fxquant.archive.check_calls import SIZING, check_values
+from fxquant.archive.check_amounts import BY_VALUES, check_module, infos_of, may_grow, word_of
+from fxquant.archive.check_calls import check_values
 from fxquant.archive.check_defaults import check_default
 from fxquant.archive.check_python import (
+    MOST_IN_ALL,
     MOST_PARTS,
     NUMBER,
     UNKNOWN,
@@ -31,6 +33,7 @@ from fxquant.archive.check_python import (
     degree_of,
     is_python,
     leaves_of,
+    reads_number,
     weight_of,
 )
 from fxquant.archive.stock_fields import stock_classes
@@ -47,6 +50,7 @@ from fxquant.numerics.weights.quantized_weight import QuantizedWeight
 LEAST_LIMIT = 2**30  # bytes of one tensor that any file may make
 FACTOR = 1024  # what a file of more bytes may make, per byte of the file and of its example inputs
 IN_ALL = 64  # times the limit of one tensor, over a whole run
+MOST_DIMENSIONS = 64  # of a tensor: no op of torch counts with more
 
 
 _READS_VALUES = frozenset(("item", "tolist", "is_nonzero", "_local_scalar_dense", "equal", "allclose"))
@@ -67,10 +71,11 @@ class _Run:
 
     def __init__(self, path: str, region: Region, file_bytes: int) -> None:
         self.path, self.region = path, region
-        given = [info for node in region.graph.nodes if node.op == "placeholder" for info in _infos(node)]
+        given = [info for node in region.graph.nodes if node.op == "placeholder" for info in infos_of(node)]
         known = sum(info.dtype.itemsize * math.prod(info.shape) for info in given)
         self.limit = max(LEAST_LIMIT, FACTOR * (file_bytes + min(known, LEAST_LIMIT)))
         self.left = IN_ALL * self.limit
+        self.parts = max(MOST_IN_ALL, file_bytes)  # values that may still be taken and made
         # see capture/piecewise/stock_region.py: one that the example did not reach has placeholders without a shape
         self.called = origin_of(region).method != "leaf" or all(info.shape for info in given)
         self.values: dict[fx.Node, Any] = {}
@@ -109,7 +114,7 @@ class _Run:
                 self.read[node] = value.shape, value.stride()
             return value
         args, kwargs = map_arg((node.args, node.kwargs), lambda each: self.values[each])
-        leaves = leaves_of((args, kwargs))
+        leaves = self._count(leaves_of((args, kwargs)))
         degrees = [self.degrees.get(each, 0) for each in node.all_input_nodes]
         check_receiver(node, args)
         check_values_of_python(node, args, kwargs, degrees)
@@ -117,10 +122,14 @@ class _Run:
         if own is not None:
             return own[0]
         self.degrees[node] = degree_of(node, leaves, degrees)
-        by_data = any(leaf is NUMBER for leaf in leaves)
+        module = find_module(self.region, str(node.target)) if node.op == "call_module" else None
+        by_data = any(leaf is NUMBER for leaf in leaves) and not self._is_own_code(node, module)
+        if module is not None:
+            check_module(module, args, kwargs)
         check_values(node, self.region, args, kwargs, by_data)
         if any(isinstance(leaf, Unknown) for leaf in leaves):
             self.weights[node] = weight_of(node, self.weights)
+            self._spend(self.weights[node])
             return NUMBER if by_data and _is_number(node, leaves) else self._recorded(node)
         try:
             return self._call(node, args, kwargs)
@@ -146,9 +155,9 @@ class _Run:
 
     def _by_values(self, node: fx.Node, args: tuple[object, ...]) -> object:
         """Return the result of a call that needs the values of its tensors."""
-        if _word(node) in SIZING:
-            raise ArchiveError("it makes a tensor of a size that is read from the values of another.")
-        if _word(node) == "tolist" and isinstance(args[0], Tensor):
+        if node.op != "call_module" and may_grow(node):
+            raise ArchiveError(BY_VALUES)
+        if word_of(node) == "tolist" and isinstance(args[0], Tensor):
             return _listed(tuple(args[0].shape))
         return NUMBER if _reads_number(node) else self._recorded(node)
 
@@ -177,7 +186,7 @@ class _Run:
             return self._recorded(node)
         if node.target is operator.add and {type(arg) for arg in args} == {list, tuple}:
             return [*args[0], *args[1]]  # type: ignore[misc]  # a record does not say which of them code gave
-        if "device" in kwargs or _word(node) in _MAKERS:
+        if "device" in kwargs or word_of(node) in _MAKERS:
             kwargs = {**kwargs, "device": "meta"}
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
@@ -196,15 +205,33 @@ class _Run:
         return _made(info, self.limit)
 
     def _measure(self, value: object) -> None:
-        for tensor in check_result(value):
+        for tensor in check_result(self._count(leaves_of(value))):
             check_size(tensor, self.limit)
+            self._spend(tensor.dim())
             self.left -= tensor.numel() * tensor.element_size()
             if self.left < 0:
                 raise ArchiveError(f"with it, the graph makes more than {IN_ALL} times {self.limit} bytes in all.")
 
+    def _count(self, leaves: list[object]) -> list[object]:
+        self._spend(len(leaves))
+        return leaves
+
+    def _spend(self, parts: int) -> None:
+        self.parts -= parts
+        if self.parts < 0:
+            raise ArchiveError("up to it, the graph takes and makes more values than a file like this may.")
+
+    def _is_own_code(self, node: fx.Node, module: nn.Module | None) -> bool:
+        """Tell whether a node calls the user's own code, which a file only names."""
+        if node.op == "call_module":
+            return module is None or not _is_stock(module)
+        return node.op == "call_function" and _is_code(node.target)
+
 
 def check_size(tensor: Tensor, limit: int) -> None:
     """Raise an ArchiveError if a tensor is larger than the file gives reason for."""
+    if tensor.dim() > MOST_DIMENSIONS:
+        raise ArchiveError(f"it makes a tensor of {tensor.dim()} dimensions.")
     size = tensor.numel() * tensor.element_size()
     if size > limit:
         raise ArchiveError(
@@ -243,22 +270,15 @@ _MAKERS = frozenset(
 ) | {"scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"}
 
 
-def _word(node: fx.Node) -> str:
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target.overloadpacket.__name__)
-    return str(target if isinstance(target, str) else getattr(target, "__name__", ""))
-
-
 def _reads_number(node: fx.Node) -> bool:
-    return _word(node) in _READS_VALUES or node.target in (int, float, bool, round)
+    return word_of(node) in _READS_VALUES or reads_number(node)
 
 
 def _is_number(node: fx.Node, leaves: list[object]) -> bool:
     """Tell whether a node that takes a number read from a tensor gives one, whatever the file records of it."""
     if is_python(node):
         return not any(isinstance(leaf, Tensor) for leaf in leaves)
-    return _word(node).startswith("sym_")
+    return word_of(node).startswith("sym_")
 
 
 def _listed(shape: tuple[int, ...]) -> object:
@@ -283,10 +303,6 @@ def _is_stock(module: nn.Module) -> bool:
 def _bare(value: _Value) -> _Value:
     bare: _Value = tree_map(lambda leaf: leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf, value)
     return bare
-
-
-def _infos(node: fx.Node) -> list[TensorInfo]:
-    return [leaf for leaf in tree_leaves(node.meta.get("tensor")) if isinstance(leaf, TensorInfo)]
 
 
 def _made(info: object, limit: int) -> object:

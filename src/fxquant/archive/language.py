@@ -111,6 +111,18 @@ _READ = """
 WORDS = frozenset(
     word for text in (_ELEMENTWISE, _REDUCTIONS, _PRODUCTS, _MOVES, _LAYERS, _MADE, _READ) for word in text.split()
 )
+_GROWING = """
+    broadcast_to constant_pad_nd diag diag_embed diagflat expand expand_as expand_copy fold unfold im2col col2im histc
+    one_hot pad reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
+    replication_pad3d repeat repeat_interleave tensor_split tile unravel_index
+"""
+_FILLING = """
+    full_like scalar_tensor tensor new_tensor bernoulli uniform exponential randint_like addbmm addmm addmv addr
+    baddbmm scaled_dot_product_attention dropout layer_norm rms_norm normalize
+"""
+BOUNDED = frozenset(  # what they make is no larger than their tensors, whatever numbers they are given
+    word for text in (_ELEMENTWISE, _REDUCTIONS, _MOVES, _READ, _FILLING) for word in text.split()
+).difference(_GROWING.split())
 _OPERATORS = """
     abs add and_ eq floordiv ge getitem gt iadd iand ifloordiv imatmul imod imul index inv invert ior ipow isub
     itruediv ixor le lt matmul mod mul ne neg not_ or_ pos pow setitem sub truediv truth xor contains is_ is_not
