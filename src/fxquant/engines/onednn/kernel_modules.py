@@ -97,6 +97,7 @@ class Kernel(nn.Module):
     ) -> None:
         super().__init__()
         self.__dict__["holder"] = holder
+        self.has_bias = holder.dequantized("bias") is not None  # in the graph: one that comes later is not in it
         self.x_grid = x_grid
         self.most = most
         self.output = output
@@ -200,6 +201,9 @@ class Kernel(nn.Module):
         """Of the weight, one number per output channel."""
         return self.holder.weight_scale.expand(self.holder.weight_shape[0]).contiguous()
 
+    def _bias(self) -> Any:
+        return self.holder.dequantized("bias") if self.has_bias else None
+
     def _zero_point(self) -> int:
         """Of the input; 0 if it is found at run time, as it mostly is after a relu."""
         return 0 if self.x_grid is None else self.x_grid[1]
@@ -264,13 +268,13 @@ class ConvKernel(Kernel):
         holder = self.holder
         weight = halves(holder.integers) if in_halves else holder.integers
         packed = pack_conv(weight, self._scale(), self._zero_point(), self.geometry, shape)
-        return self._head(packed), (holder.dequantized("bias"), *self.geometry, *self._end())
+        return self._head(packed), (self._bias(), *self.geometry, *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
         if torch.compiler.is_compiling():
             end = (*self.geometry, self._grids(grid), self.output.dtype, *self._tail())
             holder = self.holder
-            result = qconv(x, holder.integers, self._scale(), other, holder.dequantized("bias"), *end, self.most)
+            result = qconv(x, holder.integers, self._scale(), other, self._bias(), *end, self.most)
             assert isinstance(result, Tensor)
             return result
         if x.dim() == self.rank and any(map(lt, x.shape[2:], self.least)):  # the kernel would make something up
@@ -294,7 +298,7 @@ class LinearKernel(Kernel):
     def _packed(self, shape: tuple[int, ...], in_halves: bool) -> tuple[tuple[object, ...], tuple[object, ...]]:
         weight = halves(self.holder.integers) if in_halves else self.holder.integers
         packed = pack_linear(weight, shape)
-        return self._head(packed), (self.holder.dequantized("bias"), *self._end())
+        return self._head(packed), (self._bias(), *self._end())
 
     def forward(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
         if other is not None and other.is_floating_point():
@@ -304,9 +308,7 @@ class LinearKernel(Kernel):
                 other = other.expand(*x.shape[:-1], other.shape[-1]).contiguous()
             end = (self.output.dtype, self._sum_name(), *self._tail())
             holder = self.holder
-            result = qlinear(
-                x, holder.integers, self._scale(), other, holder.dequantized("bias"), self._grids(grid), *end, self.most
-            )
+            result = qlinear(x, holder.integers, self._scale(), other, self._bias(), self._grids(grid), *end, self.most)
             assert isinstance(result, Tensor)
             return result
         head, rest = self._arguments(x, grid)

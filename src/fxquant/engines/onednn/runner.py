@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
+from torch import fx
+
 from fxquant.engines.graph_runner import GraphRunner
+from fxquant.engines.made_from import MadeFrom, made_from
+from fxquant.engines.onednn.direct import DirectCalls
+from fxquant.graph import torch_compat
+from fxquant.graph.lowering import runs_own_graph
+from fxquant.graph.region import Region
 
 
 class OneDnn(GraphRunner):
-    """The plain way to run kernels, one after the other. `failed`: why no runtime has the region, if one was asked."""
+    """The plain way to run kernels, one after the other. `failed`: why no runtime has the region, if one was asked.
+
+    Kernels are called directly from the second call on in which the model was as in the one before.
+    """
 
     engine = "onednn"
+    _known: tuple[MadeFrom, DirectCalls] | None
+
+    def __call__(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if not self._is_plain(region, args, kwargs):
+            return super().__call__(region, args, kwargs)
+        known = self._known
+        if known is not None and known[0].holds():
+            return region.run_graph(args, kwargs, known[1])
+        made = made_from(region)
+        self._known = None if made.blind else (made, DirectCalls(region))
+        return super().__call__(region, args, kwargs)
+
+    def renew(self) -> None:
+        super().renew()
+        self._known = None
+
+    def _is_plain(self, region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+        """Tell whether nothing but the code of the graph is to run: no hooks, no compiler, no mode of torch."""
+        if self.hooks.listen(region) or not runs_own_graph(region) or not torch_compat.plain_mode():
+            return False
+        if region.__dict__.get("_compiled_call_impl") is not None:  # by module.compile()
+            return False
+        return not any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values()))

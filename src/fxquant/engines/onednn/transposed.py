@@ -51,7 +51,7 @@ class TransposedKernel(Kernel):
         )
         count = math.prod(stride)
         scale = holder.weight_scale.expand(holder.weight_shape[1]).repeat(groups * count)
-        bias = holder.dequantized("bias")
+        bias = self._bias()
         if bias is not None:
             bias = bias.view(groups, 1, -1).expand(-1, count, -1).flatten().contiguous()
         ones = [1] * (phases.dim() - 2)
