@@ -1,7 +1,8 @@
 """Imports go one way: each layer names the layers it may import, and nothing else.
 
     ops <- config <- graph <- numerics <- {capture, passes <- algorithms} <- {archive, export <- engines} <- flows
-        <- tables <- capture_with_config <- arguments <- convert_model <- quantize_fx <- {insight, tuning}
+        <- tables <- capture_with_config <- arguments
+        <- {prepare_model, convert_model} <- quantize_fx <- {insight, tuning}
         <- precision <- api <- cli, demo
 
 `compat` (torch.ao's names) stands on quantize_fx, too; `config_file` and `html_report` stand on api.
@@ -33,7 +34,7 @@ _TO_ENGINES = _TO_PASSES | {"algorithms", "targets", "templates", "modules", "ar
 _TO_FLOWS = _TO_ENGINES | {"flows"}
 _TO_TABLES = _TO_FLOWS | {"tables"}
 _TO_CAPTURED = _TO_TABLES | {"capture_with_config"}
-_TO_QUANTIZE = _TO_CAPTURED | {"arguments", "convert_model", "quantize_fx"}
+_TO_QUANTIZE = _TO_CAPTURED | {"arguments", "prepare_model", "convert_model", "quantize_fx"}
 _TO_PRECISION = _TO_QUANTIZE | {"insight", "tuning", "precision"}
 _TO_API = _TO_PRECISION | {"api"}
 
@@ -60,8 +61,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "modules": _TO_NUMERICS | {"capture"},
     "capture_with_config": _TO_TABLES,
     "arguments": _TO_CAPTURED,
+    "prepare_model": _TO_CAPTURED | {"arguments"},
     "convert_model": _TO_CAPTURED | {"arguments"},
-    "quantize_fx": _TO_CAPTURED | {"arguments", "convert_model"},
+    "quantize_fx": _TO_CAPTURED | {"arguments", "prepare_model", "convert_model"},
     "exports": _TO_QUANTIZE | {"integers"},
     "insight": _TO_QUANTIZE,
     "tuning": _TO_QUANTIZE,

@@ -1,7 +1,7 @@
 """The FX flow: fuse, prepare, calibrate, convert, with the names and arguments that FX users know.
 
 fuse_fx      capture, FUSE
-prepare_fx   capture_with_config (capture), PREPARE, watch for each target
+prepare_fx   prepare_model (capture_with_config, PREPARE, watch for each target)
 freeze       decide, FREEZE
 convert_fx   convert_model (decide, CONVERT, CONNECT), the engine
 
@@ -11,35 +11,27 @@ The passes: flows/pipelines.py. What is decided, and when: flows/decide.py.
 from __future__ import annotations
 
 import functools
-import logging
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
-from torch import fx, nn
+from torch import nn
 
 from fxquant.algorithms import DEFAULT, Algorithm
 from fxquant.arguments import (
     check_backend_config,
-    check_boundaries,
     check_calibrated,
-    check_concrete,
-    check_rules,
     either,
     is_calibrated,
     read_algorithms,
-    read_examples,
     read_rules,
     read_target,
     refuse_equalization,
     refuse_prepared,
 )
-from fxquant.capture import Method, Sizes, capture
+from fxquant.capture import Method, Sizes
 from fxquant.capture.canonical.as_plain import as_plain
 from fxquant.capture.canonical.bake import pruned
 from fxquant.capture.guards import guard_rank
-from fxquant.capture.untouched.snapshot import left_as_it_was
-from fxquant.capture_with_config import capture_with_config, open_regions
 from fxquant.config.check_fields import check_arguments
 from fxquant.config.custom_config import (
     ConvertCustomConfig,
@@ -56,24 +48,18 @@ from fxquant.convert_model import convert_model, convert_on_engines
 from fxquant.engines.choose import AUTO, apply_engine, check_engine, fastest, run_examples
 from fxquant.engines.engine import Engine
 from fxquant.engines.native.settings import Native
-from fxquant.engines.table import REFERENCE, as_engine, targets_of_engines
+from fxquant.engines.table import REFERENCE, as_engine
 from fxquant.errors import ConfigError, StageError
-from fxquant.flows.decide import decide, decide_for_training, watch_for
-from fxquant.flows.pipelines import FREEZE, FUSE, PREPARE, PREPARE_QAT
-from fxquant.graph.check_model import warn_of_dtype
+from fxquant.flows.decide import decide
+from fxquant.flows.pipelines import FREEZE, FUSE
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
-from fxquant.graph.first_call import Prepare, Waiting, waiting, waiting_converted
-from fxquant.graph.hooks import warn_of_traced_hooks
-from fxquant.graph.late_code import make_code
+from fxquant.graph.first_call import Waiting, waiting_converted
 from fxquant.graph.own import copy_model
-from fxquant.graph.region import Region, origin_of, set_origin, stage_of
+from fxquant.graph.region import stage_of
 from fxquant.graph.region_parts import Stage
 from fxquant.graph.run_passes import run_passes
-from fxquant.tables.explain import explain
-from fxquant.targets import by_name
-
-log = logging.getLogger("fxquant")
+from fxquant.prepare_model import Asked, capture_without_inputs, prepare_model
 
 
 def fuse_fx(
@@ -101,8 +87,7 @@ def fuse_fx(
     refuse_prepared(model, "fuse_fx")
     custom = as_fuse_config(either(fuse_custom_config, fuse_custom_config_dict, "fuse_custom_config"))
     check_preserved(model, custom.preserved_attributes, "fuse_fx")
-    with left_as_it_was(model):
-        fused = capture(clone_tree(model, share_objects=False), None, method="symbolic")
+    fused = capture_without_inputs(model)
     run_passes(fused, FUSE, Context(guard=guard_rank))
     return fused
 
@@ -164,8 +149,8 @@ def prepare_fx(
         strict=strict,
         algorithms=read_algorithms(algorithms),
     )
-    job = functools.partial(_prepare, context=context, method=method, sizes=sizes, concrete=concrete_args or {})
-    return _now_or_later(job, model, example_inputs, example_kwargs)
+    asked = Asked(context=context, method=method, sizes=sizes, concrete=concrete_args or {})
+    return prepare_model(model, asked, example_inputs, example_kwargs)
 
 
 def prepare_qat_fx(
@@ -219,8 +204,8 @@ def prepare_qat_fx(
         training=True,
     )
     own = clone_tree(model, share_tensors=False, share_objects=False)
-    job = functools.partial(_prepare, context=context, method=method, sizes=sizes, concrete=concrete_args or {})
-    return _now_or_later(job, own, example_inputs, example_kwargs)
+    asked = Asked(context=context, method=method, sizes=sizes, concrete=concrete_args or {})
+    return prepare_model(own, asked, example_inputs, example_kwargs)
 
 
 def _refuse_training(rules: Rules) -> None:
@@ -244,62 +229,6 @@ def _read_custom(model: nn.Module, rules: Rules, given: object, caller: str) -> 
     custom = as_prepare_config(given).with_standalone(rules.mapping.standalone)
     check_preserved(model, custom.preserved_attributes, caller)
     return custom
-
-
-def _now_or_later(prepare: Prepare, model: nn.Module, inputs: object, kwargs: Mapping[str, object] | None) -> nn.Module:
-    """Prepare a model with its example inputs; without any, when it is first called."""
-    if inputs is None and kwargs is None:
-        return waiting(model, prepare, _look)
-    return prepare(model, *read_examples(inputs, kwargs, model))
-
-
-def _look(model: nn.Module) -> fx.Graph:
-    """Return the graph of a model as a trace without inputs has it.
-
-    Nothing is known of its tensors, so nothing is decided.
-    """
-    with left_as_it_was(model):
-        captured = capture(clone_tree(model, share_objects=False), None, method="symbolic")
-    assert isinstance(captured, Region)
-    return captured.graph
-
-
-def _prepare(
-    model: nn.Module,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-    *,
-    context: Context,
-    method: Method,
-    sizes: Sizes,
-    concrete: Mapping[str, object],
-) -> nn.Module:
-    check_concrete(model, concrete, args, kwargs)
-    with left_as_it_was(model):
-        prepared, contexts = capture_with_config(
-            model, args, kwargs, context, method=method, sizes=sizes, concrete=concrete
-        )
-    warn_of_traced_hooks(model, prepared)
-    check_boundaries(prepared, contexts)
-    found = open_regions(prepared, contexts)
-    passes = PREPARE_QAT if context.training else PREPARE
-    run_passes(prepared, passes, lambda region: found[id(region)], only=lambda region: id(region) in found, runs=False)
-    if context.training:
-        decided = decide_for_training(prepared, context.target or by_name(None))
-    else:
-        decided = watch_for(prepared, [context.target] if context.target is not None else targets_of_engines())
-    for own in {id(own.rules): own for own in reversed(contexts)}.values():
-        check_rules(own)
-    if isinstance(prepared, Region):
-        set_origin(prepared, replace(origin_of(prepared), num_inputs=len(args)))
-    warn_of_dtype(model, stacklevel=4)
-    account = explain(decided)
-    log.info("prepared %s: %s", type(model).__name__, account.summary())
-    if not any(row.status != "float" for row in account):
-        why = "fxquant.explain(prepared) says why" if account.rows or account.left else "it has no ops to quantize"
-        warnings.warn(f"nothing in {type(model).__name__} will be quantized: {why}.", stacklevel=4)
-    make_code(prepared)
-    return prepared
 
 
 def freeze(model: nn.Module, *, engine: Engine | Native | str | None = None) -> nn.Module:
