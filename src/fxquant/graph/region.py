@@ -27,7 +27,6 @@ from torch.fx.graph import PythonCode
 
 from fxquant.errors import InputError, StageError
 from fxquant.graph import torch_compat
-from fxquant.graph.adapt_state import adapt_state, adapt_stock, add_flat, drop_flat, name_flat, refuse_integers
 from fxquant.graph.as_written import as_written
 from fxquant.graph.call_lowered import call_lowered
 from fxquant.graph.container import lend_methods
@@ -36,13 +35,12 @@ from fxquant.graph.explain_failure import name_arguments
 from fxquant.graph.float_dtype import own_dtype, split_move
 from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.late_code import CODE, is_outdated, outdate
-from fxquant.graph.moved_calls import keep_moved, read_moved
-from fxquant.graph.notes import STATISTICS
-from fxquant.graph.paths import find_module, free_path
+from fxquant.graph.paths import find_module
 from fxquant.graph.preparation import Preparation
 from fxquant.graph.region_parts import Origin, RegionParts, Stage
+from fxquant.graph.region_state import after_load, give_state, take_state
 from fxquant.graph.scripted import traced
-from fxquant.graph.written_down import keep_written, notice_export, read_written
+from fxquant.graph.written_down import notice_export
 
 if TYPE_CHECKING:
     from fxquant.graph.lowering import Lowering, Runner
@@ -211,31 +209,16 @@ class Region(fx.GraphModule):
             fx.GraphModule.graph.fset(self, graph)  # type: ignore[attr-defined]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The tensors of a flat child go by the region's own name: `conv.weight`, not `conv.op.weight`.
-
-        Whether torch's ops were written down, and what algorithms moved, is in the metadata, so that what loads it
-        computes the same.
-        """
+        """Return its tensors, under the names that the float model has for them (region_state.py)."""
         found = super().state_dict(*args, **kwargs)
-        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
-        keep_written(runner_of(self), found, prefix[:-1])
-        keep_moved(self._graph, found, prefix[:-1])
-        if self._region.origin.flat:
-            drop_flat(self._region.origin.flat, found, prefix)
+        give_state(self._graph, self._region, found, kwargs.get("prefix", args[1] if len(args) > 1 else ""))
         return found
 
-    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: object) -> None:
-        if self._region.origin.flat:
-            # statistics of a calibrated model are none of the child's tensors, also where this one has none
-            add_flat(self._region.origin.flat, state_dict, prefix, {*self._modules, free_path(self, STATISTICS)})
-            self._region.told = (prefix, cast(list[str], args[-1]))
-        adapt_stock(self._region.origin.user_class, state_dict, prefix)
-        if self._region.lowering is None:
-            refuse_integers(self, state_dict, prefix, cast(list[str], args[-1]))
-            adapt_state(self, self._region.origin, self._region.preparation, state_dict, prefix)
-        read_written(runner_of(self), args[0])
-        read_moved(self, args[0])
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def _load_from_state_dict(
+        self, state_dict: dict[str, object], prefix: str, local_metadata: dict[str, object], *args: object
+    ) -> None:
+        take_state(self, self._region, state_dict, prefix, local_metadata, cast(list[str], args[-1]))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Region:
         return _rebuild(copy.deepcopy(self._plain_state(), memo), copy.deepcopy(self.graph, memo), like=self)
@@ -282,16 +265,7 @@ def _seen_by_tracers(forward: Callable[..., object]) -> Callable[..., object]:
 
 
 def _after_load(region: Region, incompatible_keys: tuple[list[str], list[str]]) -> None:
-    """Renew what was made of numbers: a state_dict was loaded into a region and all that is in it."""
-    if region._region.told is not None:
-        prefix, errors = region._region.told
-        region._region.told = None
-        name_flat(region._region.origin.flat, prefix, (*incompatible_keys, errors))
-    lowering = region._region.lowering
-    if lowering is not None and lowering.filled is not None:
-        lowering.filled.keep_up(region)
-    if lowering is not None and lowering.runner is not None:
-        lowering.runner.renew()
+    after_load(region, region._region, incompatible_keys)
 
 
 def _is_own(region: Region, name: str) -> bool:

@@ -24,15 +24,15 @@ _SUMMED = (torch.uint8, torch.int8, torch.float32)
 
 
 class DirectCalls:
-    """Reads as a region, but for its kernels."""
+    """Reads as a region, but for its kernels. It has no names of its own that a model may have."""
 
     def __init__(self, region: Region) -> None:
         path = kernel_path_of(region)
         calls = {name: _direct(each) for name, each in region.get_submodule(path).named_children()} if path else {}
-        self.__dict__.update({"_region_itself": region, path: SimpleNamespace(**calls)})
+        self.__dict__.update({"_fxquant_region": region, path: SimpleNamespace(**calls)})
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._region_itself, name)
+        return getattr(self._fxquant_region, name)
 
 
 def _direct(kernel: object) -> object:
