@@ -63,7 +63,7 @@ class CrossLayerEqualization(Algorithm):
         return watch_ranges(region, context) if meant else ()
 
     def adapt(self, region: Region, context: Context) -> None:
-        groups = [group for group in channel_groups(region, context) if self._is_meant(group, context)]
+        groups = [group for group in channel_groups(region, context) if self._is_meant(group)]
         if not groups or not kept_inputs(region):
             return
         ranges = ranges_of(region, context)
@@ -95,7 +95,7 @@ class CrossLayerEqualization(Algorithm):
                 changed |= group.changed
         look_again(region, changed)
 
-    def _is_meant(self, group: ChannelGroup, context: Context) -> bool:
+    def _is_meant(self, group: ChannelGroup) -> bool:
         choices = [choice_of(node) for node in (*group.makers, *group.takers)]
         given = [choice.qconfig.weight for choice in choices if choice is not None and choice.qconfig is not None]
         return any(isinstance(spec, Spec) and (self.everywhere or spec.granularity == "per_tensor") for spec in given)

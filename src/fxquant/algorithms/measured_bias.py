@@ -110,7 +110,7 @@ def _means(region: Region, context: Context, calls: Calls) -> FloatMeans | None:
 
 
 def _agreed(shifts: Tensor, *, judged: bool) -> Tensor:
-    """The mean of shifts over samples (the first axis), less where these do not agree: m - (error of m)^2 / m.
+    """Return the mean of shifts over samples (the first axis), less where these do not agree: m - (error of m)^2 / m.
 
     That is what is expected of the true mean, by James and Stein. Of one sample nothing is known but itself: what it
     says is taken if others judge it, else biases would only make up for all that this sample lost.
@@ -198,7 +198,7 @@ class _Lockstep:
         self._fitted = self._values[:-judges] if self.judged else self._values  # corrections are found by them
 
     def __iter__(self) -> Iterator[fx.Node]:
-        """The nodes, after each is computed."""
+        """Yield the nodes, each after it is computed."""
         given = 0
         last = {source: node for node in self._nodes for source in node.all_input_nodes}
         done: dict[fx.Node, list[fx.Node]] = {}
@@ -215,7 +215,7 @@ class _Lockstep:
                     del values[source]
 
     def outputs(self) -> Outputs:
-        """The floating outputs of each call, after all nodes."""
+        """Return the floating outputs of each call, after all nodes."""
         last = self._nodes[-1]
         leaves = [tree_leaves(values.get(last)) for values in self._values]
         return tuple(tuple(x for x in found if isinstance(x, Tensor) and x.is_floating_point()) for found in leaves)
@@ -255,7 +255,7 @@ class _Lockstep:
 
 
 def _channels_at(made: Tensor, op: Op) -> int:
-    """The axis of the channels, also of a picture or a row without a batch."""
+    """Return the axis of the channels, also of a picture or a row without a batch."""
     assert op.channels_at is not None
     return op.channels_at - (op.weight_rank - made.dim()) if op.channels_at > 0 else op.channels_at % made.dim()
 

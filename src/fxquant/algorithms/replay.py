@@ -91,7 +91,7 @@ def loss_between(made: Values, true: Values) -> Tensor:
 
 @torch.no_grad()
 def chunks_of(region: Region, parts: list[Segment], rows: int) -> list[Chunk]:
-    """The inputs that calibration kept, `rows` samples at a time where the graph takes them so, else call by call."""
+    """Return the inputs that calibration kept, `rows` samples at a time where the graph takes that, else by calls."""
     calls: list[Chunk] = [tree_map(_own, call) for call in kept_inputs(region)]
     if not calls:
         return []

@@ -91,7 +91,7 @@ class Runner(abc.ABC):
         """Forget what was kept: the graph was made again, or its tensors are others."""
 
     def write_down(self) -> bool:
-        """The ops of a call are being written down, as a trace or an exported program, which holds torch's ops alone.
+        """Take note that the ops of a call are written down: a trace or an exported program holds torch's ops alone.
 
         A runner that computes something else, by a rounding, runs them from then on; whether it is `written`.
         """

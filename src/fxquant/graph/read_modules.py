@@ -58,7 +58,7 @@ class ReadModules:
 
 
 def _parts(region: nn.Module, path: str) -> Iterator[nn.Module]:
-    """The module that a graph calls and those inside, without graphs, which run in a way of their own."""
+    """Yield the module that a graph calls and those inside, without graphs, which run in a way of their own."""
     module = find_module(region, path)
     for part in () if module is None else module.modules():
         if not isinstance(part, fx.GraphModule):

@@ -33,7 +33,7 @@ def known_as_fake_quantize(cls: _Class) -> _Class:
 
 
 def known_as_observer(cls: _Class) -> _Class:
-    """The same for observers (`load_observer_state_dict`)."""
+    """Do the same for observers (`load_observer_state_dict`)."""
     return _known_as("ObserverBase", cls)
 
 

@@ -128,7 +128,7 @@ def float_outputs(sides: Sides, data: Iterable[object]) -> list[object]:
 
 @contextmanager
 def changed(sides: Sides, change: Change) -> Iterator[nn.Module]:
-    """The quantized model, which has a change for as long as this lasts."""
+    """Give the quantized model a change for as long as this lasts."""
     nodes = kernels(sides)
     for path, region in regions(sides.reference):
         floating = {node for kernel in change.floating if kernel[0] == path for node in nodes.get(kernel, ())}

@@ -45,7 +45,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
-    """The argument of this name, in float or as the integers that it is given as."""
+    """Return the argument of this name, in float or as the integers that it is given as."""
 
     name: str
 

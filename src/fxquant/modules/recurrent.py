@@ -194,7 +194,7 @@ def _scan(
 
 
 def _scan_in_graph(step: nn.Module, projected: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
-    """The same as one op of the graph that is exported, for any number of steps."""
+    """Do the same as one op of the graph that is exported, for any number of steps."""
 
     def combine(carried: State, x: Tensor) -> tuple[State, Tensor]:
         new = tuple(step(x, *carried))

@@ -23,7 +23,7 @@ def insert_blocks(region: Region, context: Context) -> None:
 
 
 def put_blocks(region: Region, shared: dict[tuple[int, Spec], nn.Module]) -> None:
-    """The same, where `shared` has the quantizers of weights by the ids of these; calls of a module share a block."""
+    """Do so, where `shared` has the quantizers of weights by the ids of these; calls of a module share a block."""
     for node in list(region.graph.nodes):
         norm_path = node.meta.pop("norm", None)
         note = note_of(node)

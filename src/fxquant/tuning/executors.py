@@ -187,7 +187,7 @@ def _receive(worker: _Worker) -> Trial | BaseException | None:
 
 
 def _serve(work: Work, pipe: Connection, threads: int) -> None:
-    """The life of a worker: plans in, trials out, until the process that started it is gone."""
+    """Live as a worker: plans in, trials out, until the process that started it is gone."""
     torch.set_num_threads(threads)
     parent = multiprocessing.parent_process()
     assert parent is not None

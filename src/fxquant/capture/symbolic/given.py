@@ -42,7 +42,7 @@ class Given:
         return self.open(item, f"{self.name}[{key!r}]", self.example[key])
 
     def _count(self) -> None:
-        """The keys, or the number of items, are as in the example."""
+        """Raise unless the keys, or the number of items, are as in the example."""
         if not self.counted:
             self.counted = True
             keys = tuple(self.example) if isinstance(self.example, dict) else len(self.example)

@@ -94,7 +94,7 @@ def _pair(k: Kernel, spec: Pairs, places: tuple[str, ...], pair: str, count: int
 
 
 def _key(k: Kernel, spec: Pairs, address: str, to: str) -> None:
-    """The scale and integers of a key."""
+    """Compute the scale and integers of a key."""
     n, size = k.machine.floats, k.machine.width
     vectors = [
         k.load_part("float", n, min(n, spec.depth - first), k.at(address, 4 * first))

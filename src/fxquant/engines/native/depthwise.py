@@ -36,7 +36,7 @@ def _variants(spec: Depthwise) -> list[Variant]:
 
 
 def emit(name: str, spec: Depthwise, machine: Machine) -> Kernel:
-    """The kernel: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
+    """Emit it: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
     k = Kernel(name, ("x", "weights", "params", "out", "other"), machine.for_pairs(spec.pairs))
     ty, _ = spec.tile
 

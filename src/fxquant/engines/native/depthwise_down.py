@@ -49,7 +49,7 @@ def _slots(kernel: Point, stride: Point) -> int:
 
 
 def down_variants(spec: Depthwise) -> list[Variant]:
-    """The variants of weights: for each row of the kernel, those of the outputs that share a quad."""
+    """Return the variants of weights: for each row of the kernel, those of the outputs that share a quad."""
     (ky, kx), sx = spec.kernel, spec.stride[1]
     slots = range(_slots(spec.kernel, spec.stride))
     return [

@@ -161,7 +161,7 @@ class _Walk(TypedDict):
 def _walk(
     extent: Extent, tile: tuple[tuple[int, ...], int], size: int, machine: Machine, *, near: bool, other: bool
 ) -> _Walk:
-    """The walk over an output of elements of `size` bytes.
+    """Return the walk over an output of elements of `size` bytes.
 
     One long row is cut into several of a tile's width; short ones become a row of several lines.
     """

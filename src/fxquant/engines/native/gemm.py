@@ -36,7 +36,7 @@ ENTRY_BYTES = 32  # of the table of lists
 
 
 def emit(name: str, spec: Gemm, machine: Machine) -> Kernel:
-    """The kernel: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
+    """Emit it: `x`, packed `weights`, `params` (header, then each block's scales and biases), `out`, `other`."""
     k = Kernel(name, ("x", "weights", "params", "out", "other", "ahead", "until"), machine.for_pairs(spec.pairs))
     ahead = _begin_ahead(k, spec)
     if spec.chunk >= spec.rows:

@@ -68,7 +68,7 @@ def pack_listed(
 
 
 def _joined(lists: NDArray[np.int32], quads: NDArray[np.uint8], counts: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The table of all blocks, then the list and the weights of each. A block without a step gets an empty one."""
+    """Return the table of all blocks, then list and weights of each. A block without a step gets an empty one."""
     nothing = np.array([[0, np.uint32(NONE * 0x01010101).astype(np.int32)]], np.int32)
     table = np.zeros((len(counts), ENTRY_BYTES // 8), np.int64)
     pieces = [table.reshape(-1).view(np.uint8)]

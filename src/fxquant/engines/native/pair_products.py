@@ -29,7 +29,7 @@ def dot_halves(k: Kernel, total: str, x: str, y: str) -> str:
 
 
 def size_bits(k: Kernel, x: str, width: int) -> str:
-    """The bits of the sizes of floats: as int32 they have the same order, with NaN above all others."""
+    """Return the bits of the sizes of floats: as int32 they have the same order, with NaN above all others."""
     n = width // 4
     whole = k.value(f"bitcast <{n} x float> {x} to <{n} x i32>")
     return k.value(f"and <{n} x i32> {whole}, splat (i32 2147483647)")

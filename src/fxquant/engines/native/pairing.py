@@ -28,7 +28,7 @@ class Steps:
 
 
 def find_steps(weights: NDArray[np.int8], most: int) -> Steps:
-    """The steps for weights [16, channels, windows] and inputs up to `most`. Bytes without a weight are left out."""
+    """Return the steps for weights [16, channels, windows] and inputs up to `most`; bytes without weights have none."""
     first, second, count = _pair(_partners(weights, most), (weights != 0).any(1).T)
     steps = (count + 1) // 2
     window = np.repeat(np.arange(len(count)), steps)

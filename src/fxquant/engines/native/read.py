@@ -138,7 +138,7 @@ def _kind(reader: Reader, node: fx.Node) -> str:
 
 
 def _read_group(reader: Reader, group: Group) -> None:
-    """The kernel of a group; of its first op alone, if that is all there is; or each node by itself."""
+    """Read the kernel of a group; of its first op alone, if that is all there is; or each node by itself."""
     alone = Group(node=group.node, kind=group.kind, nodes=(group.node,))
     for each in (group, alone):
         try:
@@ -156,7 +156,7 @@ def _read_group(reader: Reader, group: Group) -> None:
 
 
 def _read_chain(reader: Reader, chain: Chain) -> None:
-    """The kernel of a chain, or each node by itself."""
+    """Read the kernel of a chain, or each node by itself."""
     try:
         reader.values[chain.nodes[-1]] = reader.attempt(functools.partial(read_chain, reader, chain))
     except Unread:

@@ -136,7 +136,7 @@ class Kernel(nn.Module):
         return (made if other is None else made + other.float()).to(self.output.dtype)
 
     def _traced(self, x: Tensor, other: Tensor | None = None, grid: Grid | None = None) -> Tensor:
-        """The call inside torch.jit.trace. A second tensor is copied: what is summed up may be an input there."""
+        """Run the call inside torch.jit.trace. A second tensor is copied: what is summed up may be an input there."""
         given = [x] + ([] if other is None else [other]) + ([] if grid is None else list(grid))
         state = [*self.holder.parameters(), *self.holder.buffers()]
 

@@ -81,7 +81,7 @@ def _is_orderly(x: Tensor) -> bool:
 def quantize_channels_last(
     x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype, nan: int = 0
 ) -> Tensor:
-    """The same for a picture on its way to a convolution: channels go last while the bytes are few."""
+    """Do the same for a picture on its way to a convolution: channels go last while the bytes are few."""
     q = quantize(x, scale, zero_point, quant_min, quant_max, dtype, nan)
     if torch.compiler.is_compiling() or torch_compat.is_traced():
         return q
@@ -147,7 +147,7 @@ def has_nan(value: object) -> bool:
 def quantize_channels(
     x: Tensor, scales: Tensor, zero_points: Tensor, axis: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Tensor:
-    """The same with a scale for each channel."""
+    """Do the same with a scale for each channel."""
     _check_float(x)
     shape = [1] * x.dim()
     shape[axis] = -1
@@ -277,7 +277,7 @@ def quantize_dynamic(x: Tensor, symmetric: bool, smallest: float, most: int) -> 
 
 
 def _quantize_dynamic(x: Tensor, symmetric: bool, smallest: float, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The same arithmetic, without a look at the values."""
+    """Do the same arithmetic, without a look at the values."""
     low, high = (value.double() for value in torch.aminmax(x))
     low, high = low.clamp(max=0), high.clamp(min=0)
     if symmetric:

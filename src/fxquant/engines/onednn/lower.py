@@ -174,7 +174,7 @@ def _kernel(region: Region, node: fx.Node) -> nn.Module | None:
 
 
 def _accumulate(region: Region, group: Group) -> Accumulate | None:
-    """The sum is written over the second tensor, unless something may still read it after this kernel."""
+    """Tell how a sum is added: over the second tensor, unless something may still read that after this kernel."""
     if group.other is None:
         return None
     first = _summands(group) == (1, 0)

@@ -23,7 +23,7 @@ def to_unsigned(region: Region) -> Region:
 
 
 def move_up(graph: fx.Graph) -> None:
-    """The same for a graph."""
+    """Do the same for a graph."""
     for node in graph.nodes:
         if is_quantize(node) and dtype_of(node) == torch.int8 and node.users and all(map(is_dequantize, node.users)):
             for each in (node, *node.users):

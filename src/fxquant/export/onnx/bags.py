@@ -29,7 +29,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> tuple[Value, Value, Value, Value]:
-    """The first result is the bags; the others are for gradients, and are not read at inference."""
+    """Return the bags first; the other results are for gradients, and are not read at inference."""
     one, zero = _ints(1), _ints(0)
     count = op.Shape(indices)
     bags = op.Shape(offsets)
