@@ -161,7 +161,7 @@ class _Run:
             return _listed(tuple(args[0].shape))
         return NUMBER if _reads_number(node) else self._recorded(node)
 
-    def _own(self, node: fx.Node, args: tuple[Any, ...], leaves: list[object]) -> tuple[object] | None:
+    def _own(self, node: fx.Node, args: tuple[object, ...], leaves: list[object]) -> tuple[object] | None:
         """Of our own functions, in a tuple; None for all others."""
         if node.target in _CHECKS:
             return (None,)

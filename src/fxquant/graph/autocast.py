@@ -8,11 +8,11 @@ values. The numbers are those of a call without autocast, in that precision.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import Target
+from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
 
 from fxquant.graph import torch_compat
@@ -27,14 +27,18 @@ Dtypes = tuple[torch.dtype | None, ...]
 class _Unrounded(PlainInterpreter):
     """Runs a QDQ graph in floats; of modules, without their hooks."""
 
-    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
         rounds = target in torch_compat.QUANTIZE_OPS
-        if rounds or (target in torch_compat.DEQUANTIZE_OPS and args[0].is_floating_point()):
+        if rounds or (target in torch_compat.DEQUANTIZE_OPS and _is_float(args[0])):
             return args[0]
         return super().call_function(target, args, kwargs)
 
-    def call_module(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_module(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
         return self.module.get_submodule(str(target)).forward(*args, **kwargs)
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def call_kind(args: object, kwargs: object) -> Hashable:

@@ -70,7 +70,7 @@ _PLAIN = plain_functions("quantized_decomposed")
 DEQUANTIZE_OPS = (DEQUANTIZE, DEQUANTIZE_TENSOR, DEQUANTIZE_CHANNEL, DEQUANTIZE_GROUP)
 
 
-def in_plain_ops(target: Callable[..., Any]) -> Callable[..., Any]:
+def in_plain_ops(target: Callable[..., object]) -> Callable[..., object]:
     """Return what an op of a converted graph computes, as a function of torch's plain ops; others as they are."""
     return _PLAIN.get(target, target)
 
@@ -106,7 +106,7 @@ def scan(
     return found
 
 
-def bare(op: Callable[..., Any]) -> Callable[..., Any]:
+def bare(op: _Function) -> _Function:
     """Return the function of C++ that an op calls, with which a call takes less time."""
     return getattr(op, "_op", op)
 

@@ -86,7 +86,7 @@ def _key(value: object, batch: int) -> Key:
     return "same for all samples", value.dtype, value.shape, order_of(value)
 
 
-def _structure(value: object) -> Any:
+def _structure(value: object) -> object:
     """Return which containers a value consists of."""
     if type(value) in LISTS:
         return (type(value).__name__, *map(_structure, value))  # type: ignore[call-overload]

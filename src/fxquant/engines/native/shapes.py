@@ -76,7 +76,7 @@ class _Shaper(fx.Interpreter):
             return _cast(args[0], args[6])
         return super().call_function(target, args, kwargs)
 
-    def call_module(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+    def call_module(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
         module = self.module.get_submodule(str(target))
         if any(isinstance(part, Region) for part in module.modules()):
             return _run_on_zeros(module, args, kwargs)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class DirectCalls:
         calls = {name: _direct(each) for name, each in region.get_submodule(path).named_children()} if path else {}
         self.__dict__.update({"_fxquant_region": region, path: SimpleNamespace(**calls)})
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._fxquant_region, name)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import lt
 from typing import Any
@@ -201,8 +202,9 @@ class Kernel(nn.Module):
         """Of the weight, one number per output channel."""
         return self.holder.weight_scale.expand(self.holder.weight_shape[0]).contiguous()
 
-    def _bias(self) -> Any:
-        return self.holder.dequantized("bias") if self.has_bias else None
+    def _bias(self) -> Tensor | None:
+        bias: Tensor | None = self.holder.dequantized("bias") if self.has_bias else None
+        return bias
 
     def _zero_point(self) -> int:
         """Of the input; 0 if it is found at run time, as it mostly is after a relu."""
@@ -281,7 +283,7 @@ class ConvKernel(Kernel):
             raise RuntimeError("the padded image is smaller than the kernel")
         head, rest = self._arguments(x, grid)
         if other is None:
-            return overload(torch.ops.onednn.qconv_pointwise, grid)(*head, *rest)  # type: ignore[no-any-return]
+            return overload(torch.ops.onednn.qconv_pointwise, grid)(*head, *rest)
         assert self.accumulate is not None
         if other.shape[0] != x.shape[0]:  # the same for every sample
             other = other.expand(x.shape[0], *other.shape[1:]).clone(memory_format=torch.channels_last)
@@ -313,7 +315,7 @@ class LinearKernel(Kernel):
             return result
         head, rest = self._arguments(x, grid)
         if other is None:
-            return overload(torch.ops.onednn.qlinear_pointwise, grid)(*head, *rest)  # type: ignore[no-any-return]
+            return overload(torch.ops.onednn.qlinear_pointwise, grid)(*head, *rest)
         assert self.accumulate is not None
         given = other
         if other.shape[:-1] != x.shape[:-1]:  # the same for every sample
@@ -333,6 +335,6 @@ def _on_tensors(grid: Grid | None) -> bool:
     return grid is not None and isinstance(grid[0], Tensor)
 
 
-def overload(op: Any, grid: Grid | None) -> Any:
+def overload(op: torch._ops.OpOverloadPacket[..., Tensor], grid: Grid | None) -> Callable[..., Tensor]:
     """Return the form of an op that takes the input's grid as it is given."""
     return op.tensor if _on_tensors(grid) else op.default

@@ -83,7 +83,7 @@ class TransposedKernel(Kernel):
 
     def _op(self, x: Tensor, other: Tensor | None, grid: Grid | None) -> Tensor:
         head, rest = self._arguments(x, grid)
-        return overload(torch.ops.onednn.qconv_pointwise, grid)(*head, *rest)  # type: ignore[no-any-return]
+        return overload(torch.ops.onednn.qconv_pointwise, grid)(*head, *rest)
 
     def _interleave(self, y: Tensor, x: Tensor) -> Tensor:
         stride, padding, extra, groups = self.geometry
