@@ -52,9 +52,9 @@ def check_values(
     check_operands(node, args, kwargs)
     if word in _GRID_SAMPLERS:
         _check_modes(node, args, kwargs)
-    if word == "one_hot" and not is_whole(_given(node, args, kwargs, 1, "num_classes"), 1):
+    if word == "one_hot" and not is_whole(_given(args, kwargs, 1, "num_classes"), 1):
         raise ArchiveError(BY_VALUES)
-    if word == "repeat_interleave" and not is_whole(_given(node, args, kwargs, 1, "repeats"), 0):
+    if word == "repeat_interleave" and not is_whole(_given(args, kwargs, 1, "repeats"), 0):
         raise ArchiveError(BY_VALUES)
     own = node.target in (whole_division.divide, whole_division.divide_)
     if word.rstrip("_") in ("div", "divide") and not own and kwargs.get("rounding_mode") == "trunc":
@@ -81,11 +81,11 @@ def check_values(
 def _check_modes(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Torch writes nothing where it does not know the number of a mode, and memory is given as it was found."""
     for at, name in ((2, "interpolation_mode"), (3, "padding_mode")):
-        if not is_whole(_given(node, args, kwargs, at, name), 0, 2):
-            raise ArchiveError(f"{name}={_given(node, args, kwargs, at, name)!r} is no mode.")
+        if not is_whole(_given(args, kwargs, at, name), 0, 2):
+            raise ArchiveError(f"{name}={_given(args, kwargs, at, name)!r} is no mode.")
 
 
-def _given(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object], at: int, name: str) -> object:
+def _given(args: tuple[object, ...], kwargs: Mapping[str, object], at: int, name: str) -> object:
     return args[at] if len(args) > at else kwargs.get(name)
 
 
@@ -112,7 +112,7 @@ def _check_parts(node: fx.Node, word: str, args: tuple[object, ...], kwargs: Map
     x = args[0] if args else next(iter(kwargs.values()), None)
     if not isinstance(x, Tensor):
         return
-    how = _given(node, args, kwargs, 1, {"split": "split_size", "chunk": "chunks"}.get(word, "indices_or_sections"))
+    how = _given(args, kwargs, 1, {"split": "split_size", "chunk": "chunks"}.get(word, "indices_or_sections"))
     if isinstance(how, (list, tuple, Tensor)):
         return
     count = max(x.shape, default=0)
