@@ -18,6 +18,7 @@ import math
 from fxquant.engines.native.depthwise_load import Loader
 from fxquant.engines.native.depthwise_shape import Depthwise, Point, Variant
 from fxquant.engines.native.finish import Finish, Places, finish_half, load_affine, load_starts, store_halves
+from fxquant.engines.native.gemm_shape import LINE
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.vector import Kernel
@@ -134,10 +135,9 @@ class _Half:
         (ky, kx), (sy, sx) = spec.kernel, spec.stride
         load, columns = Loader(k, spec, row, self.sizes), (tx - 1) * sx + kx
         if self.half:  # the first half waits for what is not near, so there is time in this one
-            for x in range(columns, columns + tx * sx):
-                k.call(
-                    "llvm.prefetch.p0", k.at(row, (x + (self.sizes[1] - 1) * tx * sx) * spec.in_pixel), "0", "3", "1"
-                )
+            new = self.sizes[1] * tx * sx  # columns of the next tile that are not of this one
+            for x in range(columns + new - tx * sx, columns + 2 * new - tx * sx, max(1, LINE // spec.in_pixel)):
+                k.call("llvm.prefetch.p0", k.at(row, x * spec.in_pixel), "0", "3", "1")
         quads = []
         for first in range(0, tx, self.slots):
             pixels: list[Point | None] = [(0, x) if x < columns else None for x in range(first * sx, first * sx + 4)]
