@@ -16,7 +16,7 @@ from fxquant.numerics.affine import sqnr_db
 
 pytest.importorskip("llvmlite")
 
-from fxquant.engines.native import again, shot, unchanged
+from fxquant.engines.native import again, row_shot, shot, unchanged
 from fxquant.engines.native.runner import NativeRunner
 
 
@@ -275,6 +275,39 @@ def test_equal_tensors_are_told_apart(shots: list[int]) -> None:
         assert shots
         assert sqnr_db(plain(x, y), model(y=y, x=x)) > 40
         assert sqnr_db(plain(y, x), model(y, x)) > 40
+
+
+def test_rows_are_taken_together_at_once() -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(96, 200), nn.Linear(200, 40)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            z = self.a(x + y).relu()
+            return self.b(z), {"z": z}
+
+    model, plain = native_and_reference(Rows(), {"x": torch.randn(4, 96), "y": torch.randn(4, 96)})
+    assert isinstance(model, Region)
+    runner = lowering_of(model).runner
+    assert isinstance(runner, NativeRunner)
+    with torch.no_grad():
+        for batch in (2, 9, 16, 24, 60, 100, 131):
+            x, y = torch.randn(batch, 96), torch.randn(batch, 96)
+            first = model(x, y)
+            assert sqnr_db(plain(x, y)[0], first[0]) > 40
+            for _ in range(3):
+                found = model(y=y, x=x)
+                assert torch.equal(found[0], first[0]) and torch.equal(found[1]["z"], first[1]["z"])
+            assert torch.equal(model(x.t().contiguous().t(), y)[0], first[0])
+        kinds = {type(each) for each in runner.again._shots.values()}
+        assert kinds == {row_shot.RowShot, shot.Shot}
+        before = model(y=y, x=x)[0]
+        model.b.weight_scale.mul_(2)  # type: ignore[operator, union-attr]
+        model.b.bias.zero_()  # type: ignore[operator, union-attr]
+        plain.b.weight_scale.mul_(2)  # type: ignore[operator, union-attr]
+        plain.b.bias.zero_()  # type: ignore[operator, union-attr]
+        assert sqnr_db(plain(x, y)[0], model(y=y, x=x)[0]) > 40 and not torch.equal(before, model(y=y, x=x)[0])
 
 
 def test_containers_are_looked_into() -> None:

@@ -10,7 +10,9 @@ from torch import Tensor
 from fxquant.engines.native.calls import PLAIN, is_plain
 from fxquant.engines.native.inputs import LISTS, leaves
 from fxquant.engines.native.program import Program
+from fxquant.engines.native.row_shot import RowShot, row_shot
 from fxquant.engines.native.shot import Rerun, Shot, shot
+from fxquant.engines.native.together import Together
 from fxquant.engines.native.unchanged import Unchanged, unchanged
 from fxquant.engines.onednn.kernels import has_nan
 from fxquant.graph.standing import Standing
@@ -23,7 +25,7 @@ class Again:
     """Shots by the calls that they are for: dtypes, sizes with the batch, strides; values of other arguments."""
 
     def __init__(self) -> None:
-        self._shots: dict[Signature, Shot | Rerun] = {}
+        self._shots: dict[Signature, Shot | Rerun | RowShot] = {}
         self._unchanged: Unchanged | None = None
         self._blind = False  # machine code cannot look
 
@@ -42,10 +44,10 @@ class Again:
         self,
         args: tuple[object, ...],
         kwargs: dict[str, object],
-        made: tuple[Program, Sequence[object]],
+        made: tuple[Sequence[Program], Together | None, Sequence[object]],
         standing: Callable[[], Standing | None],
     ) -> None:
-        """Remember a program that answered a call, with the places of its inputs.
+        """Remember the programs that answered a call, for what rows if they took some together, and the inputs' places.
 
         `standing` tells what the region depended on then.
         """
@@ -53,11 +55,13 @@ class Again:
         signature = _signature(values, kwargs)
         if signature is None or self._blind:
             return
-        program, places = made
-        found = shot(program, places, values)
+        programs, rows, places = made
+        found = shot(programs[0], places, values) if rows is None else row_shot(programs, rows, places, values)
+        if found is None:
+            return
         if self._unchanged is None or signature in self._shots:  # something has changed that makes no difference
             facts = standing()
-            self._unchanged = None if facts is None else unchanged(program.library, facts)
+            self._unchanged = None if facts is None else unchanged(programs[0].library, facts)
             self._blind = self._unchanged is None
             self._shots.clear()
         if len(self._shots) >= _MOST:

@@ -39,6 +39,8 @@ _CHECKS = (
 )
 _MOST_CHECKED = 64
 _READS, _CALL = (60e9, 30e9, 10e9), 1e-4  # see Program.pays
+_OP, _NEAR, _TOGETHER = 1e-8, 120e9, 8e-6  # seconds of a short kernel, bytes a second of weights in near caches,
+# and the seconds that it takes to take rows together
 _WORTH_THREADS = 10_000_000  # products, below which waking threads takes longer than the work
 NOWHERE: Mapping[str, Tensor] = MappingProxyType({})
 PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 4, ctypes.c_void_p)
@@ -158,6 +160,10 @@ class Program:
         self.set_orders(self.orders)
         returned = self.output.all_input_nodes
         self._shared = [node for node in returned if isinstance(self.fixed.get(node), Tensor) and node.op != "get_attr"]
+
+    def is_short(self, batch: int) -> bool:
+        """Tell whether samples that are run one by one take no longer than to take their rows together."""
+        return batch * (_OP * self.sizes.ops + self.sizes.single / _NEAR) < _TOGETHER
 
     def pays(self, batch: int) -> bool:
         """Tell whether a batch is run faster here than as products of matrices.
@@ -298,6 +304,12 @@ class Program:
             self._run_segment(level, arenas, (None, slots), batch, threads)
         finally:
             self.free += arenas
+
+    def run_alone(self, level: int, slots: Slots, batch: int) -> None:
+        """Do the same on this thread."""
+        arena = self.take_arena()
+        self.functions[level](arena.address, 0, self._constants_at, ctypes.addressof(slots), 0, batch, 1, 0, 0)
+        self.free.append(arena)
 
     def raise_flag(self, slots: Slots) -> ctypes.c_int64 | None:
         """Give kernels a word of this call, which they set where an input has no answer; see `look_at`."""

@@ -192,10 +192,11 @@ class NativeRunner(Runner):
             found = self._by_code(region, key, inputs, program)
         except _NotHere as reason:
             return self._pass_on(region, args, kwargs, *reason.args)
-        if steady and program is not None and _is_plain_call(program, inputs):
-            places = bind_places(region, self.placeholders, args, kwargs)
-            if places is not None:
-                self.again.keep(args, kwargs, (program, places), lambda: self._standing(region))
+        if steady and program is not None and (places := bind_places(region, self.placeholders, args, kwargs)):
+            rows = self._together(region, program, inputs)
+            programs = [program] if rows is None else self._of_pieces(region, rows)
+            if programs is not None:
+                self.again.keep(args, kwargs, (programs, rows, places), lambda: self._standing(region))
         return found
 
     def _for_gradients(self, inputs: Sequence[object]) -> bool:
@@ -214,19 +215,27 @@ class NativeRunner(Runner):
         if program.signed and any(map(has_nan, leaves(inputs))):
             raise _NotHere("where a signed tensor is not a number")
         batch = batch_of(inputs)
-        if batch > 1 and (program.sizes.single or program.whole):
-            rows = together(inputs, batch, program.whole) if self._takes_rows(region, program) else None
-            if rows is not None and (made := self._by_rows(region, rows)) is not None:
-                return rows.apart(made)
+        rows = self._together(region, program, inputs)
+        if rows is not None and (programs := self._of_pieces(region, rows)) is not None:
+            return rows.apart(self._by_rows(programs, rows))
         if not program.pays(batch):
             raise _NotHere("for some batches")
         return self._finish(inputs, program)
 
-    def _by_rows(self, region: Region, rows: Together) -> list[object] | None:
+    def _together(self, region: Region, program: Program, inputs: list[object]) -> Together | None:
+        """Return the rows of a call that are taken together, if they are."""
+        batch = batch_of(inputs)
+        if batch == 1 or not (program.sizes.single or program.whole) or (not program.whole and program.is_short(batch)):
+            return None
+        return together(inputs, batch, program.whole) if self._takes_rows(region, program) else None
+
+    def _of_pieces(self, region: Region, rows: Together) -> list[Program] | None:
         keys = [key_of(piece.inputs) for piece in rows.pieces]
         if any(key is None for key in keys):
             return None
-        programs = [self._obtain(region, key, each.inputs) for key, each in zip(keys, rows.pieces, strict=True) if key]
+        return [self._obtain(region, key, each.inputs) for key, each in zip(keys, rows.pieces, strict=True) if key]
+
+    def _by_rows(self, programs: Sequence[Program], rows: Together) -> list[object]:
         memory = rows.memory(itertools.chain(*programs[0].results.values()))
         made = []
         for piece, program in zip(rows.pieces, programs, strict=True):
@@ -391,11 +400,6 @@ def _like(value: Tensor) -> Tensor:
 def _left(reader: Reader) -> list[fx.Node]:
     """Return the nodes that Python runs on tensors with a batch."""
     return [node for node in reader.reasons if isinstance(reader.shapes.get(node), Shape) and not reads_size(node)]
-
-
-def _is_plain_call(program: Program, inputs: list[object]) -> bool:
-    """Tell whether a program ran the arguments of a call as they were."""
-    return batch_of(inputs) == 1 or not (program.sizes.single or program.whole)
 
 
 def _layouts(region: Region) -> list[tuple[int, ...]]:

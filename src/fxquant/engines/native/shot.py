@@ -9,7 +9,6 @@ when a call begins, so what counts is how many of them a call touches.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +30,6 @@ class Shot:
         batch = batch_of(values)
         self.signed = program.signed
         self._program, self._level, self._batch = program, level, batch
-        self._function = program.functions[level]
-        self._constants = program.constants.ctypes.data
         self._array = program.slot_array
         self._given = [(slot, places[made.node]) for slot, made in program.imports[level] if made.node in places]
         fixed = [(slot, made.node) for slot, made in program.imports[level] if made.node not in places]
@@ -60,9 +57,7 @@ class Shot:
         if threads > 1:
             program.run_level(self._level, slots, batch, threads)
         else:
-            arena = program.take_arena()
-            self._function(arena.address, 0, self._constants, ctypes.addressof(slots), 0, batch, 1, 0, 0)
-            program.free.append(arena)
+            program.run_alone(self._level, slots, batch)
         if flag is not None:
             look_at(flag)
         if self._one is not None:
@@ -93,11 +88,11 @@ def shot(program: Program, places: Sequence[object], values: Sequence[object]) -
     found = {
         node: place.index for node, place in zip(program.placeholders, places, strict=True) if isinstance(place, Place)
     }
-    fits = _is_one_call(program, found, values)
+    fits = is_one_call(program, found, values)
     return Shot(program, found, values) if fits else Rerun(program, places, values)
 
 
-def _is_one_call(program: Program, places: dict[fx.Node, int], values: Sequence[object]) -> bool:
+def is_one_call(program: Program, places: dict[fx.Node, int], values: Sequence[object]) -> bool:
     """Tell whether all that a program does is one call of machine code, on tensors as they are."""
     batch = batch_of(values)
     if len(program.levels) != 1 or program.outside or (program.checks and batch not in program.checked):

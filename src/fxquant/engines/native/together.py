@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from fxquant.engines.native.activations import KINDS
@@ -161,6 +160,12 @@ def _places(batch: int) -> Iterator[tuple[int, int, int]]:
 def _rows(value: object, first: int, end: int, rows: int) -> object:
     if not isinstance(value, Tensor):
         return value
-    missing = end - len(value)
-    some = F.pad(value[first:], (0, 0, 0, missing)) if missing > 0 else value[first:end].contiguous()
+    some = filled(value, first, end) if end > len(value) else value[first:end].contiguous()
     return some.view(-1, rows, value.shape[1])
+
+
+def filled(value: Tensor, first: int, end: int) -> Tensor:
+    """Return rows from the first on, with zeros behind the last."""
+    made = value.new_zeros(end - first, value.shape[1])
+    made[: len(value) - first] = value[first:]
+    return made
