@@ -82,7 +82,7 @@ def test_an_input_and_its_weight_that_both_cause_it_are_lifted_together() -> Non
 def test_what_would_help_is_told_where_it_takes_too_long() -> None:
     torch.manual_seed(0)
     model, data = Exponential().eval(), [torch.randn(8, 16) for _ in range(4)]
-    with pytest.warns(UserWarning, match="Lifting 1 op is predicted to gain .* more time than int8"):
+    with pytest.warns(UserWarning, match=r"Lifting .* \(.*\) is predicted to gain .* more time than int8"):
         made = fq.quantize(model, data, engine="onednn", budget=0.36)
     assert fq.check(model, made, data, least=10.0).passed
     assert all("range by" in reason for reason in reasons(made).values())  # which costs no time
@@ -104,7 +104,7 @@ def test_int8_stays_int8_when_asked_for() -> None:
 
 def test_rules_of_ones_own_stay_and_what_falls_short_is_told() -> None:
     model, data = collapsing()
-    with pytest.warns(UserWarning, match="rules that were given stay"):
+    with pytest.warns(UserWarning, match=r"first \(weight_only\) would help most. The rules that were given stay"):
         made = fq.quantize(model, data, qconfig_mapping=fq.get_default_qconfig_mapping(), engine="reference")
     assert {row.status for row in fq.explain(made)} == {"int8"}
 
@@ -271,6 +271,18 @@ def test_from_nearly_to_good_a_third_of_the_time_may_go() -> None:
     search._start, search.amendments = 14.0, Amendments(grids={("", "x"): Regridded((), "")})
     *_, last = search._limits([], found)
     assert (last.slower, last.gain, last.measured) == (0.3, 3.0, 6.0)
+
+
+def test_a_dear_first_step_leaves_room_for_what_costs_next_to_nothing() -> None:
+    torch.manual_seed(0)
+    model, data = Exponential().eval(), [torch.randn(8, 16) for _ in range(4)]
+    found = Check(outputs=(OutputRow(name="y", sqnr=12.0, cosine=1.0, max_error=0.0),), least=20.0, batches=1)
+    search = _Search(model, data, REFERENCE, lambda made, on: made, lambda made: found, None)
+    search._start, search.amendments = 2.0, Amendments(grids={("", "x"): Regridded((), "")})
+    search._spent = 2.0
+    assert [limit.slower for limit in search._limits([], found)] == [0.1]
+    search._cheap = 0.08
+    assert [limit.slower for limit in search._limits([], found)] == [pytest.approx(0.02)]
 
 
 def test_what_was_tried_in_vain_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,9 @@ def wanted(after: float, *names: str) -> Step:
 @pytest.mark.parametrize(
     ("step", "lifted", "said"),
     [
-        (wanted(0.1, "a"), (), r"is 3.0 dB .* Lifting 1 op is predicted to gain 10 dB for 1% more time than int8:"),
-        (wanted(0.0, "a", "b"), (), "Lifting 2 ops is predicted to gain more than 40 dB for 1% more time than int8:"),
-        (wanted(0.1, "b", "c"), ("a",), "Lifting 2 more ops is predicted to gain 10 dB for 1% more time than now:"),
+        (wanted(0.1, "a"), (), r"is 3.0 dB .* Lifting a is predicted to gain 10 dB for 1% more time than int8:"),
+        (wanted(0.0, "a", "b"), (), "Lifting a, b is predicted to gain more than 40 dB for 1% more time than int8:"),
+        (wanted(0.1, "b", "c"), ("a",), "Lifting b, c, too, is predicted to gain 10 dB for 1% more time than now:"),
     ],
     ids=["one", "all that is known", "after others"],
 )

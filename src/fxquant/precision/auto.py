@@ -32,6 +32,7 @@ from fxquant.graph.amendments import Amendments
 from fxquant.graph.region import preparation_of, regions
 from fxquant.precision.attribute import count_samples
 from fxquant.precision.check import LEAST, Check, compare_outputs
+from fxquant.precision.outputs import Known
 from fxquant.precision.sources import SAMPLES, Source, find_sources
 from fxquant.precision.steps import (
     CALLED,
@@ -137,7 +138,7 @@ def assured(
     prepared, converted, engine, convert = made.prepared, made.converted, made.engine, made.convert
     if not batches or not any(True for _ in regions(converted)):
         return converted
-    measure = functools.partial(_measure, float_model, batches=batches)
+    measure = functools.partial(_measure, float_model, batches=batches, known=Known())
     ran = _as_it_runs(converted, measure)  # which is faster than the graph that it is decided by
     if ran is not None and _is_good(ran):
         if ran.sqnr >= GOOD or not (finer and may_change):
@@ -157,7 +158,7 @@ def assured(
     if _is_good(found):
         return converted
     search = _Search(prepared, batches, engine, convert, measure, budget)
-    end = search.run(found) if may_change else found
+    end = search.run(found) if may_change else search.look(found)
     decided = decide(prepared, engine=engine, amendments=search.amendments)
     warn_eaten(find_eaten(prepared, decided), stacklevel=3)
     tell(found, end, search.lifted, search.wanted, may_change)
@@ -176,8 +177,8 @@ def _is_good(found: Check) -> bool:
     return found.sqnr >= LEAST and not _broken(found)
 
 
-def _measure(float_model: nn.Module, quantized: nn.Module, *, batches: Sequence[object]) -> Check:
-    outputs = compare_outputs(float_model, quantized, batches)
+def _measure(float_model: nn.Module, quantized: nn.Module, *, batches: Sequence[object], known: Known) -> Check:
+    outputs = compare_outputs(float_model, quantized, batches, known)
     return Check(outputs=outputs.rows(), least=LEAST, batches=len(batches))
 
 
@@ -208,7 +209,8 @@ class _Search:
         self.best: nn.Module | None = None  # the last that was kept
         self.lifted: list[str] = []
         self.wanted: Step | None = None  # what would have helped, and was not done
-        self._spent = 0.0
+        self._spent = 0.0  # by all that was lifted
+        self._cheap = 0.0  # by what cost little of it
         self._start = math.inf
 
     def run(self, found: Check) -> Check:
@@ -230,6 +232,12 @@ class _Search:
             found, sources = better, []
         return found
 
+    def look(self, found: Check) -> Check:
+        """Find what causes it, and change nothing."""
+        sources = self._sources(found) if found.sqnr < LEAST else []
+        self.wanted = self._lift(sources, found, replace(_CLEAR, slower=math.inf), dynamic=False) if sources else None
+        return found
+
     def _round(self, sources: Sequence[Source], found: Check) -> Check | None:
         """Lift what may be lifted now, if that gains enough; tells how the model does then."""
         if not sources:
@@ -243,6 +251,7 @@ class _Search:
             better = self._try(step, found, least)
             if better is not None:
                 self._spent += step.slower
+                self._cheap += step.slower if step.slower <= _CLEAR.slower else 0.0
                 self.lifted += [name for name in step.names if name not in self.lifted]
                 return better
         wanted = self._lift(sources, found, replace(limit, slower=math.inf), dynamic=False)
@@ -300,7 +309,9 @@ class _Search:
         else:
             nearly = [replace(_NEARLY, measured=max(GOOD - found.sqnr, _NEARLY.gain))] if self.amendments else []
             limits = [_CHEAP, _CLEAR, *nearly, *([_FAILING] if found.sqnr < FAILING else [])]
-        return [replace(limit, slower=max(limit.slower - self._spent, 0.0)) for limit in limits]
+        # a first step that was dear leaves room for those that cost next to nothing
+        room = max(_CHEAP.slower - self._cheap, 0.0)
+        return [replace(limit, slower=max(limit.slower - self._spent, room)) for limit in limits]
 
     def _try(self, step: Step, found: Check, least: float) -> Check | None:
         """Tell how the model does with a step, which is kept if it gains as much as asked."""

@@ -25,7 +25,7 @@ from fxquant.graph.region_parts import Stage
 from fxquant.graph.tree import tree_of
 from fxquant.insight.compare import compare
 from fxquant.insight.comparison import Comparison
-from fxquant.precision.outputs import OutputRow, Outputs, run_quantized
+from fxquant.precision.outputs import Known, OutputRow, Outputs, run_quantized
 from fxquant.quantize_fx import convert_to_reference_fx
 from fxquant.tables.explain import explain
 from fxquant.tables.present import Shown, new_table
@@ -179,8 +179,13 @@ def as_converted(quantized: nn.Module) -> nn.Module:
     raise StageError(f"check needs a quantized model; this one {stage}. Use quantize(...) or convert_fx(...).")
 
 
-def compare_outputs(float_model: nn.Module, quantized: nn.Module, batches: Iterable[object]) -> Outputs:
-    """Run both on the same batches. Neither is changed, nor are the batches."""
+def compare_outputs(
+    float_model: nn.Module, quantized: nn.Module, batches: Iterable[object], known: Known | None = None
+) -> Outputs:
+    """Run both on the same batches. Neither is changed, nor are the batches.
+
+    What is `known` of the float model's answers to these very batches is not computed again, and grows by the others.
+    """
     found, tree = Outputs(), tree_of(quantized)
     with (
         torch.no_grad(),
@@ -188,9 +193,13 @@ def compare_outputs(float_model: nn.Module, quantized: nn.Module, batches: Itera
         evaluating(quantized),
         left_as_it_was(float_model, quantized),
     ):
-        for batch in batches:
-            with parameters_kept(float_model):
-                wanted = tree.call(float_model, copy_inputs(batch))
+        for index, batch in enumerate(batches):
+            wanted = None if known is None else known.get(index)
+            if wanted is None:
+                with parameters_kept(float_model):
+                    wanted = tree.call(float_model, copy_inputs(batch))
+            if known is not None:
+                known.keep(index, wanted)
             found.add(wanted, run_quantized(quantized, copy_inputs(batch)))
     return found
 

@@ -23,6 +23,7 @@ from fxquant.precision.varying import Varying
 
 ONLY = "output"  # the name of an output that is a tensor by itself
 HIDDEN = 5.0  # dB: an error more than half as large as what differs between samples, which a constant hides
+_MEMORY = 64 << 20  # bytes of a float model's outputs that are kept at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +88,28 @@ class Outputs:
             broken=self.broken.get(name, 0),
             why=why,
         )
+
+
+class Known:
+    """The floating outputs of a float model by batch, copies of them, as long as they are small."""
+
+    def __init__(self) -> None:
+        self._by_batch: dict[int, dict[str, Tensor]] = {}
+        self._bytes = 0
+
+    def get(self, batch: int) -> object | None:
+        """Return the outputs by name, if they are known."""
+        return self._by_batch.get(batch)
+
+    def keep(self, batch: int, outputs: object) -> None:
+        """Keep what a model gave for a batch, unless that takes too much memory."""
+        if batch in self._by_batch:
+            return
+        tensors = dict(named_tensors(outputs))
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        if self._bytes + size <= _MEMORY:
+            self._by_batch[batch] = {name: tensor.clone() for name, tensor in tensors.items()}
+            self._bytes += size
 
 
 def named_tensors(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fxquant.precision.check import DIFFERS, Check
 from fxquant.precision.steps import Step
 
+_NAMED = 5  # ops, at most
 _ALL = 40.0  # dB: a prediction of more says that nothing is left of what it knows
 
 
@@ -15,17 +16,17 @@ def tell(before: Check, after: Check, lifted: Sequence[str], wanted: Step | None
     """Warn of what was lifted, and of what falls short; `wanted` would have helped, and was not done."""
     start = f"int8 is {_distance(before)}"
     if lifted:
-        names = ", ".join(lifted[:5]) + (f" and {len(lifted) - 5} more" if len(lifted) > 5 else "")
         warnings.warn(
-            f"quantize: {start}. Lifted {names}: now {after.sqnr:.1f} dB (cosine {after.cosine:.4f}). fq.explain says "
-            'why; precision="int8" leaves all in int8.',
+            f"quantize: {start}. Lifted {_names(lifted)}: now {after.sqnr:.1f} dB (cosine {after.cosine:.4f}). "
+            'fq.explain says why; precision="int8" leaves all in int8.',
             stacklevel=4,
         )
     if after.passed:
         return
     end = f"the model is {_distance(after)}" if lifted else start
     if not may_change:
-        help_ = "The rules that were given stay as they are: without qconfig_mapping, quantize lifts what causes it."
+        most = f"Lifting {_names(wanted.names)} would help most. " if wanted is not None and wanted.names else ""
+        help_ = f"{most}The rules that were given stay: without qconfig_mapping, quantize lifts what causes it."
     elif wanted is not None and wanted.gain > 1:
         help_ = f"{_what_helps(wanted, bool(lifted))}: give a budget=."
     else:
@@ -39,10 +40,14 @@ def tell(before: Check, after: Check, lifted: Sequence[str], wanted: Step | None
 
 def _what_helps(wanted: Step, lifted: bool) -> str:
     """Say what a step gains, and for which share of the time of the ops that are int8 when it is done."""
-    ops = f"{len(wanted.names)} {'more ' if lifted else ''}op{'s' if len(wanted.names) > 1 else ''}"
+    ops = f"{_names(wanted.names)}{', too,' if lifted else ''}"
     gain = f"{wanted.gain:.0f} dB" if wanted.gain < _ALL else f"more than {_ALL:.0f} dB"
     time = f"{wanted.slower:.0%} more time than {'now' if lifted else 'int8'}"
     return f"Lifting {ops} is predicted to gain {gain} for {time}"
+
+
+def _names(lifted: Sequence[str]) -> str:
+    return ", ".join(lifted[:_NAMED]) + (f" and {len(lifted) - _NAMED} more" if len(lifted) > _NAMED else "")
 
 
 def _distance(found: Check) -> str:
