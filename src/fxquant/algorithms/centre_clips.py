@@ -4,7 +4,8 @@
 
 Behind a relu6, half of a signed grid without a zero point is empty; so its steps become half as wide. The bias before
 takes the shift and those behind give it back: the same function. Ops that pad with zeros pad with -e/2; convolutions
-that pad by themselves cannot. Biases of a few bits lose more by the shift than the grid gains.
+that pad by themselves cannot. Biases of a few bits lose more by the shift than the grid gains, unless weights make up
+for that (take_rest.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fxquant.algorithms.scale_group import absorb, put_pad
 from fxquant.config.spec import Spec
 from fxquant.graph.moved_calls import move_call
 from fxquant.graph.notes import Rewrite
-from fxquant.graph.region import Region
+from fxquant.graph.region import Region, preparation_of
 from fxquant.passes.candidates import choice_of
 from fxquant.passes.hardware_form import note_rewrite
 from fxquant.passes.read_op import module_of, setting
@@ -60,8 +61,14 @@ def _is_half_empty(node: fx.Node) -> bool:
 def _takes_shift(region: Region, node: fx.Node, maker: fx.Node) -> bool:
     choice, module = choice_of(node), region.get_submodule(str(node.target))
     few_bits = choice is not None and choice.qconfig is not None and isinstance(choice.qconfig.bias, Spec)
+    few_bits = few_bits and not _is_made_up_for(region)
     padded = node is not maker and any(getattr(module, "_reversed_padding_repeated_twice", ()))
     return isinstance(getattr(module, "bias", None), Tensor) and not few_bits and not padded
+
+
+def _is_made_up_for(region: Region) -> bool:
+    algorithms = preparation_of(region).algorithms
+    return any(each.chooses_weights for each in algorithms) and any(each.makes_up_for_biases for each in algorithms)
 
 
 def _pads_with_zeros(region: Region, node: fx.Node) -> bool:

@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, nn
 
 from fxquant.algorithms.grids import QuantizerGrids
+from fxquant.algorithms.lockstep import Lockstep, Outputs
 from fxquant.algorithms.replay import Replay
 from fxquant.algorithms.rounded import rounded
 from fxquant.algorithms.some_calls import Calls, count_judges, ways_to_call
+from fxquant.algorithms.take_rest import input_means, take_rest
 from fxquant.algorithms.weighted_op import WeightedOp, with_own_bias
 from fxquant.config.spec import Spec
 from fxquant.errors import ConfigError
@@ -40,10 +41,8 @@ from fxquant.graph.region import Region, preparation_of
 from fxquant.numerics.affine import choose_qparams, fake_quantize
 from fxquant.numerics.ranges import given_or_own_range
 from fxquant.numerics.weights.qat_block import QatBlock
-from fxquant.ops.table import Op
+from fxquant.passes.candidates import choice_of
 from fxquant.passes.look_again import kept_inputs, watch_inputs
-
-Outputs = tuple[tuple[Tensor, ...], ...]
 
 _NEARER = 0.9  # of the distance from float, which biases have to leave at most
 _FINER = 2  # grids that are tried beside that on which all of a bias fits
@@ -57,6 +56,7 @@ class MeasuredBias(Algorithm):
     the outputs come no nearer to those of the float graph, for a third of the inputs that is kept apart for that.
     """
 
+    makes_up_for_biases: ClassVar[bool] = True
     samples: int = 32
 
     def __post_init__(self) -> None:
@@ -81,12 +81,12 @@ class MeasuredBias(Algorithm):
         meant = [op for op in _meant(region, context) if true is not None and op.node.name in true.by_node]
         if true is None or not meant:
             return
-        tensors, biases = rounded(region, context), {op.node: _Bias(op) for op in meant}
+        tensors, biases = rounded(region, context), {op.node: _Bias(region, op, true.weights) for op in meant}
         for node, bias in biases.items():
             tensors.setdefault(str(node.target), {})["bias"] = bias.stored
         runner = Replay(region, QuantizerGrids(region).quantize, tensors)
         judges = count_judges(true.calls)
-        before, after = _Lockstep(region, runner, true.calls[-judges:]), _Lockstep(region, runner, true.calls)
+        before, after = Lockstep(region, runner, true.calls[-judges:]), Lockstep(region, runner, true.calls)
         for _ in before:
             pass
         for node in after:
@@ -100,13 +100,19 @@ class MeasuredBias(Algorithm):
 
 def _means(region: Region, context: Context, calls: Calls) -> FloatMeans | None:
     """Run calls of the float graph."""
-    run = _Lockstep(region, Replay(region), calls)
+    run = Lockstep(region, Replay(region), calls)
     means: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for node in run:
         op = context.ops.of_node(node, region)
         if op is not None and op.has_weight and op.channels_at is not None and node.op == "call_module":
             means[node.name] = run.means(node, op)
-    return FloatMeans(by_node=means, outputs=run.outputs(), calls=tuple(map(tuple, calls))) if means else None
+            choice, weight = choice_of(node), getattr(region.get_submodule(str(node.target)), "weight", None)
+            if choice is not None and choice.qconfig is not None and isinstance(choice.qconfig.bias, Spec):
+                weights.update({node.name: weight.detach()} if isinstance(weight, Tensor) else {})
+    if not means:
+        return None
+    return FloatMeans(by_node=means, weights=weights, outputs=run.outputs(), calls=tuple(map(tuple, calls)))
 
 
 def _agreed(shifts: Tensor, *, judged: bool) -> Tensor:
@@ -141,7 +147,9 @@ def _meant(region: Region, context: Context) -> Iterator[WeightedOp]:
 class _Bias:
     """A bias: its values, and those that are stored, which are others on a grid of a few bits."""
 
-    def __init__(self, op: WeightedOp) -> None:
+    def __init__(self, region: Region, op: WeightedOp, weights: Mapping[str, Tensor]) -> None:
+        self._region, self._float = region, weights.get(op.node.name)
+        self._weight: Tensor | None = None  # another than it has
         note, values = note_of(op.node), op.module._parameters["bias"]
         assert note is not None and values is not None
         self._op, self._note = op, note
@@ -149,7 +157,7 @@ class _Bias:
         self.values = values.detach()
         self.stored = self._rounded(self.values, self._spec)
 
-    def correct(self, run: _Lockstep, means: Tensor) -> None:
+    def correct(self, run: Lockstep, means: Tensor) -> None:
         """Let what the op made in a run have these means, as far as samples agree, and remember what gives that."""
         node, op = self._op.node, self._op.op
         shifts = means - run.means(node, op)
@@ -161,12 +169,24 @@ class _Bias:
         tried = [(spec, self._rounded(wanted, spec)) for spec in self._grids(wanted)]
         losses = [run.loss(node, op, wanted - self.stored, made - self.stored) for _, made in tried if len(tried) > 1]
         self._spec, made = tried[losses.index(min(losses)) if losses else 0]
+        if self._spec is not None and self._float is not None:
+            self._let_weight_take((wanted - made).double().cpu(), self._float, run)
         run.add(node, op, made - self.stored)
-        self.values = wanted
+        self.values = wanted if self._weight is None else made
+
+    def _let_weight_take(self, rest: Tensor, wanted: Tensor, run: Lockstep) -> None:
+        """Let some integers of the weight go a step on, for what the bias cannot give."""
+        op = self._op
+        means = input_means(op, run.inputs(op))
+        self._weight = take_rest(self._region, op, wanted, means, rest)
+        if self._weight is not None:
+            run.change(op, self._weight - op.weight.detach())
 
     def put(self) -> None:
         """Store the values."""
         self._op.module._parameters["bias"] = nn.Parameter(self.values, requires_grad=False)
+        if self._weight is not None:
+            self._op.module._parameters["weight"] = nn.Parameter(self._weight, requires_grad=False)
         if self._spec is not None:
             self._op.node.meta["note"] = dataclasses.replace(self._note, bias=self._spec)
             if type(self._op.module) is QatBlock:
@@ -185,81 +205,3 @@ class _Bias:
         scale = float(choose_qparams(*given_or_own_range(values.float(), self._spec), self._spec)[0])
         ends = [self._spec.quant_max * scale / 2**step for step in range(_FINER + 1)]
         return [self._spec.with_(observer="fixed", range=(-end, end)) for end in ends]
-
-
-class _Lockstep:
-    """A graph on several calls at once, node by node; values go when nothing reads them any more."""
-
-    def __init__(self, region: Region, runner: Replay, calls: Calls) -> None:
-        self._runner, self._nodes, self._calls = runner, list(region.graph.nodes), calls
-        self._values: list[dict[fx.Node, Any]] = [{} for _ in calls]
-        judges = count_judges(calls)
-        self.judged = len(calls) > judges
-        self._fitted = self._values[:-judges] if self.judged else self._values  # corrections are found by them
-
-    def __iter__(self) -> Iterator[fx.Node]:
-        """Yield the nodes, each after it is computed."""
-        given = 0
-        last = {source: node for node in self._nodes for source in node.all_input_nodes}
-        done: dict[fx.Node, list[fx.Node]] = {}
-        for source, node in last.items():
-            done.setdefault(node, []).append(source)
-        for node in self._nodes if self._calls else ():
-            for call, values in zip(self._calls, self._values, strict=True):
-                self._runner.env = values
-                values[node] = call[given] if node.op == "placeholder" else self._runner.run_node(node)
-            given += node.op == "placeholder"
-            yield node
-            for source in done.get(node, ()):
-                for values in self._values:
-                    del values[source]
-
-    def outputs(self) -> Outputs:
-        """Return the floating outputs of each call, after all nodes."""
-        last = self._nodes[-1]
-        leaves = [tree_leaves(values.get(last)) for values in self._values]
-        return tuple(tuple(x for x in found if isinstance(x, Tensor) and x.is_floating_point()) for found in leaves)
-
-    def means(self, node: fx.Node, op: Op) -> Tensor:
-        """Of the channels of what an op made for each sample, over the calls that are fitted: (samples, channels)."""
-        found = []
-        for values in self._fitted:
-            made, at = values[node], _channels_at(values[node], op)
-            others = [axis for axis in range(1, made.dim()) if axis != at]
-            # sums of float32 in one call are pairwise; float64 takes ten times as long
-            each = made.float().mean(others) if others else made.float()
-            found.append(each.view(-1, made.shape[at]) if at else each.mean(-1, keepdim=True).view(1, -1))
-        return torch.cat(found).double().cpu()
-
-    def add(self, node: fx.Node, op: Op, by: Tensor) -> None:
-        """Add a number to each channel of what an op made."""
-        for values in self._values:
-            values[node] = _plus(values[node], op, by)
-
-    def loss(self, node: fx.Node, op: Op, wanted: Tensor, by: Tensor) -> float:
-        """How far what an op made is with one addition from what it is with another, behind what follows it at once."""
-        user = next(iter(node.users), node)
-        follows = len(node.users) == 1 and user.all_input_nodes == [node] and user.op != "output"
-        total = 0.0
-        for values in self._fitted:
-            ends = [_plus(values[node], op, each) for each in (wanted, by)]
-            if follows:
-                ends = [self._after(user, node, end) for end in ends]
-            total += float((ends[0] - ends[1]).square().sum())
-        return total
-
-    def _after(self, user: fx.Node, node: fx.Node, value: Tensor) -> Tensor:
-        self._runner.env = {node: value}
-        made = self._runner.run_node(user)
-        return made if isinstance(made, Tensor) else value
-
-
-def _channels_at(made: Tensor, op: Op) -> int:
-    """Return the axis of the channels, also of a picture or a row without a batch."""
-    assert op.channels_at is not None
-    return op.channels_at - (op.weight_rank - made.dim()) if op.channels_at > 0 else op.channels_at % made.dim()
-
-
-def _plus(made: Tensor, op: Op, by: Tensor) -> Tensor:
-    shape = [-1 if axis == _channels_at(made, op) else 1 for axis in range(made.dim())]
-    return made + by.to(made).view(shape)

@@ -50,10 +50,12 @@ class Algorithm:
     statistics, what they find later goes into the region. A region may share its tensors with the model that was
     prepared: put new parameters into modules, do not write into old ones.
 
-    `chooses_weights`: it has other integers stored for weights than the nearest.
+    `chooses_weights`: it has other integers stored for weights than the nearest. `makes_up_for_biases`: such integers
+    take what biases of a few bits lose.
     """
 
     chooses_weights: ClassVar[bool] = False
+    makes_up_for_biases: ClassVar[bool] = False
 
     def rewrite(self, region: Region, context: Context) -> None:
         """Rewrite the float graph in place. Batch norms are folded, and calls carry the rule that won (`choice_of`)."""

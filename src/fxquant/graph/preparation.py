@@ -28,9 +28,13 @@ class FloatCalls:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FloatMeans:
-    """Of the channels that ops make in float, by node, on calls of the graph; and what each call gives."""
+    """Of the channels that ops make in float, by node, on calls of the graph; and what each call gives.
+
+    `weights` are those, by node, of ops whose bias will have a few bits.
+    """
 
     by_node: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
     outputs: tuple[tuple[Tensor, ...], ...]
     calls: tuple[tuple[Any, ...], ...]
 
