@@ -293,7 +293,7 @@ def _is_sharded(parameter: Tensor | None) -> bool:
     return parameter is not None and type(parameter.data) is not Tensor
 
 
-def _is_rebound(holder: Any, name: str, value: object) -> bool:
+def _is_rebound(holder: object, name: str, value: object) -> bool:
     if isinstance(holder, dict):
         return name in holder if is_missing(value) else holder.get(name) is not value
     return vars(holder).get(name) is not value

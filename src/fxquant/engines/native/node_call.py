@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import fx
+from torch.fx.node import Argument
 
 from fxquant.engines.native.results import Env
 from fxquant.engines.onednn.unsigned import nan_of, without_nan
@@ -25,7 +26,7 @@ def node_call(region: Region, node: fx.Node) -> NodeCall:
     within = any(not is_node and _holds_node(each) for is_node, each in flat)
     call, count, nan = _callee(region, node), len(node.args), nan_of(node)
 
-    def run(env: Env) -> Any:
+    def run(env: Env) -> object:
         if within:
             given = [fx.node.map_arg(each, env.__getitem__) for _, each in flat]
         else:
@@ -36,7 +37,7 @@ def node_call(region: Region, node: fx.Node) -> NodeCall:
     return run
 
 
-def _callee(region: Region, node: fx.Node) -> Callable[..., Any]:
+def _callee(region: Region, node: fx.Node) -> Callable[..., object]:
     if node.op == "call_method":
         name = str(node.target)
         return lambda own, *args, **kwargs: getattr(own, name)(*args, **kwargs)
@@ -47,7 +48,7 @@ def _callee(region: Region, node: fx.Node) -> Callable[..., Any]:
     return node.target
 
 
-def _holds_node(value: Any) -> bool:
+def _holds_node(value: Argument) -> bool:
     found: list[fx.Node] = []
     fx.node.map_arg(value, lambda node: found.append(node))
     return bool(found)

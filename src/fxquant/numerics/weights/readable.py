@@ -15,7 +15,7 @@ from typing import Any, SupportsIndex, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 
@@ -42,12 +42,12 @@ class Readable(Tensor):
     def detach(self) -> Tensor:
         return readable(self.as_subclass(Tensor).detach(), self._owner, self._name)
 
-    def numpy(self, *, force: bool = False) -> NDArray[Any]:
-        found: NDArray[Any] = self.as_subclass(Tensor).numpy(force=force)
+    def numpy(self, *, force: bool = False) -> NDArray[np.generic]:
+        found: NDArray[np.generic] = self.as_subclass(Tensor).numpy(force=force)
         found.flags.writeable = False
         return found
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[np.generic]:
         return np.array(self.numpy(), dtype=dtype, copy=copy) if copy else np.asarray(self.numpy(), dtype=dtype)
 
     def __dlpack__(self, **how: Any) -> Any:
