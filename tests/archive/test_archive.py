@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -395,3 +396,27 @@ def test_code_that_runs_beside_a_graph_finds_its_parameters_after_load(tmp_path:
     assert torch.equal(loaded(other), quantized(other))
     again = fq.load(fq.save(loaded, tmp_path / "again.fq"), model)
     assert torch.equal(again(other), quantized(other))
+
+
+class Pair(nn.Module):
+    """Takes a container of tensors as one argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, pair: Any) -> Tensor:
+        a, b = pair.values() if isinstance(pair, dict) else pair
+        return self.left(a) + self.right(b)
+
+
+@pytest.mark.parametrize(
+    "container", [tuple, list, lambda pair: {"a": pair[0], "b": pair[1]}], ids=["tuple", "list", "dict"]
+)
+def test_a_model_that_takes_a_container_is_saved(
+    container: Callable[[tuple[Tensor, ...]], Any], tmp_path: Path
+) -> None:
+    pair = container((torch.randn(2, 8), torch.randn(2, 8)))
+    quantized = fq.quantize(Pair().eval(), [(pair,)], example_inputs=(pair,), engine="reference", precision="int8")
+    loaded = fq.load(fq.save(quantized, tmp_path / "pair.fq"), engine="reference")
+    assert torch.equal(loaded(pair), quantized(pair))

@@ -165,6 +165,8 @@ class _Run:
         """Of our own functions, in a tuple; None for all others."""
         if node.target in _CHECKS:
             return (None,)
+        if node.target is guards.unpack and _is_input(node.args[0]):  # a record does not say whether it is a tuple
+            return (self._recorded(node),)
         if node.target in (guards.take_item, guards.unpack) and isinstance(args[0], (list, tuple, dict)):
             return (node.target(*args),)  # of a container that the graph makes, whatever the file records
         if node.target in (guards.take_item, guards.unpack, guards.pack, run_forward):
@@ -262,6 +264,10 @@ def _grouped(x: Any, y: Any, offs: Any = None, bias: object = None, out_dtype: A
         raise RuntimeError(f"no grouped product of {tuple(x.shape)} and {tuple(y.shape)}")
     groups = (offs.shape[0],) if x.dim() == y.dim() == 2 else (x.shape[0],) if x.dim() == y.dim() else ()
     return x.new_empty((*groups, x.shape[-2], y.shape[-1]), dtype=out_dtype or x.dtype)  # type: ignore[no-any-return]
+
+
+def _is_input(node: object) -> bool:
+    return isinstance(node, fx.Node) and node.op == "placeholder"
 
 
 _Value = TypeVar("_Value")
