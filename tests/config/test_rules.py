@@ -192,3 +192,12 @@ def test_a_dotted_name_stands_for_what_torch_has_or_had(name: str, op: str, capl
 def test_set_global_on_the_class_starts_a_mapping() -> None:
     qconfig = fq.get_default_qconfig("x86")
     assert fq.QConfigMapping.set_global(qconfig) == fq.QConfigMapping().set_global(qconfig)
+
+
+def test_forms_that_nearly_fit_say_what_to_give() -> None:
+    with pytest.raises(fq.ConfigError, match=r"\['module_name'\] has the entry 'fc'\. Give a list of pairs"):
+        rules({"module_name": ("fc", None)})
+    with pytest.raises(fq.ConfigError, match="a QConfigMapping is not a qconfig"):
+        rules({"": fq.get_default_qconfig_mapping()})
+    with pytest.raises(fq.ConfigError, match=r"cannot be called with \(name, kind, op\): too many"):
+        rules(lambda name: None)

@@ -131,7 +131,7 @@ def as_qconfig(value: object) -> QConfig | None:
         return value
     if hasattr(value, "activation") and hasattr(value, "weight"):
         return QConfig(activation=value.activation, weight=value.weight)
+    shown = repr(value) if len(repr(value)) < 80 else f"a {type(value).__name__}"
     raise ConfigError(
-        f"{value!r} is not a qconfig. Give a fxquant.QConfig, None (leave in float), "
-        "or a torch.ao.quantization.QConfig."
+        f"{shown} is not a qconfig. Give a fxquant.QConfig, None (leave in float), or a torch.ao.quantization.QConfig."
     )

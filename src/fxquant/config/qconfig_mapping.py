@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fxquant.config.forms import closest
@@ -99,6 +99,11 @@ class QConfigMapping:
                 if key not in _DICT_KEYS:
                     raise ConfigError(f"qconfig_dict key {key!r} is unknown.{closest(key, _DICT_KEYS)}")
                 for entry in value:
+                    if isinstance(entry, str) or not isinstance(entry, Sequence):
+                        raise ConfigError(
+                            f"qconfig_dict[{key!r}] has the entry {entry!r}. Give a list of pairs, "
+                            f"such as [({entry!r}, qconfig)]."
+                        )
                     try:
                         getattr(mapping, f"set_{key}")(*entry)
                     except TypeError as error:

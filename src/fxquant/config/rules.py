@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import inspect
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -102,6 +103,7 @@ class Rules:
             self._foreign = True
         elif _is_rule(source) or (isinstance(source, tuple) and source and all(map(_is_rule, source))):
             self._setters = source if isinstance(source, tuple) else (source,)
+            _check_arguments(self._setters)
             _check_order(self._setters)
             self.mapping = QConfigMapping()
         else:
@@ -264,6 +266,21 @@ def _names_of(setter: object) -> frozenset[str]:
 
 def _setter_name(setter: object) -> str:
     return str(getattr(setter, "name", type(setter).__name__))
+
+
+def _check_arguments(setters: tuple[Setter, ...]) -> None:
+    """Raise for callables that cannot be asked: they are given (name, kind, op)."""
+    for index, setter in enumerate(setters):
+        try:
+            if not hasattr(setter, "at"):
+                inspect.signature(setter).bind("name", "kind", None)
+        except TypeError as error:
+            raise ConfigError(
+                f"setter {index} ({_setter_name(setter)}) cannot be called with (name, kind, op): {error}. Such a "
+                "callable gets the path of an op, its kind (such as 'conv2d') and its class or function."
+            ) from error
+        except ValueError:  # a builtin without a signature
+            continue
 
 
 def _check_order(setters: tuple[Setter, ...]) -> None:
