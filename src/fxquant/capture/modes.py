@@ -39,7 +39,8 @@ def check_eval(recording: Recording, region: Region) -> None:
         return
     module = recording.model.get_submodule(path or "")
     why = Cause.MODE.because(cls=type(module).__name__, found=found)
-    raise ModeError(why.text, why=why, where=forward_line(module), path=path, data_dependent=True)
+    message = f"{why.text}. What to do: put the branch into a function marked with fxquant.wrap, or use method='auto'."
+    raise ModeError(message, why=why, where=forward_line(module), path=path, data_dependent=True)
 
 
 def alike_without_weights(model: nn.Module, path: str) -> list[str]:
