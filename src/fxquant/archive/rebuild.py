@@ -17,7 +17,7 @@ from fxquant.archive.check_weights import check_weights
 from fxquant.archive.code_functions import code_functions
 from fxquant.archive.dry_run import dry_run
 from fxquant.archive.module_rows import Row, build_grid, build_stock, build_weight, name_of, same_class, stock_class
-from fxquant.archive.region_rows import Code, build_region, check_references
+from fxquant.archive.region_rows import Code, build_region, check_references, is_default
 from fxquant.archive.value_json import from_json
 from fxquant.capture.canonical.bake import bake_parametrizations
 from fxquant.capture.piecewise.functional import Spelling, read_as_weights
@@ -197,6 +197,9 @@ def _place(
         kept = tables.pop(name in parameters)  # what is in its own table keeps its place there
         for table in tables:
             table.pop(leaf, None)
+        if name in unsaved and is_default(owner, leaf):
+            owner.__dict__[leaf] = tensor  # a buffer would read as what the class has
+            continue
         if name in parameters:
             tensor = made.setdefault(id(tensor), nn.Parameter(tensor, parameters[name]))
         kept[leaf] = tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -187,7 +188,9 @@ def check_references(path: str, region: Region) -> None:
             owner_path, _, name = target.rpartition(".")
             owner = find_module(region, owner_path)
             found = None if owner is None else owner._parameters.get(name, owner._buffers.get(name))
-            if not isinstance(found, Tensor) or _is_hidden(region, target):
+            if owner is not None and is_default(owner, name):
+                found, target = owner.__dict__.get(name), owner_path
+            if not isinstance(found, Tensor) or (target and _is_hidden(region, target)):
                 raise ArchiveError(f"{where}: the graph reads {target!r}, which is no tensor of the model.")
 
 
@@ -206,6 +209,12 @@ def code_of(region: Region) -> list[object]:
 
 def _is_op(function: object) -> bool:
     return isinstance(function, torch._ops.OpOverload)
+
+
+def is_default(owner: nn.Module, name: str) -> bool:
+    """Tell whether the class of a module gives its tensor of this name a value to begin with: `anchors = None`."""
+    static = inspect.getattr_static(type(owner), name, owner)
+    return static is None or isinstance(static, Tensor)
 
 
 def _is_hidden(root: nn.Module, path: str) -> bool:

@@ -40,6 +40,7 @@ from fxquant.graph.preparation import Preparation
 from fxquant.graph.region_parts import Origin, RegionParts, Stage
 from fxquant.graph.region_state import after_load, give_state, take_state
 from fxquant.graph.scripted import traced
+from fxquant.graph.strayed import kept_by, strayed, unlike
 from fxquant.graph.written_down import notice_export
 
 if TYPE_CHECKING:
@@ -134,6 +135,10 @@ class Region(fx.GraphModule):
 
         So the other arm of a branch may call a module in another way than the example inputs did.
         """
+        if self._region.strayed and (changed := unlike(self._region.strayed, kept_by(self, OWN_KEYS))):
+            (_, name), *_ = changed
+            why = f"its code has changed the attribute {name!r}, which was another when the model was captured."
+            return self._run_code(InputError(why), args, kwargs)
         if self._region.lowering is None:
             return self.run_graph(args, kwargs)
         return call_lowered(self, self._region, self._run_code, args, kwargs)
@@ -159,11 +164,13 @@ class Region(fx.GraphModule):
     def _run_code(self, error: Exception, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if not self._region.origin.path:
             raise name_arguments(error, self._region.origin, kwargs) from None
+        before = kept_by(self, OWN_KEYS)
         try:
             result = as_written(self._self, self._region.origin)(*args, **kwargs)
         except Exception:
             # the code needs something that the graph took over, or takes no such call itself
             raise error from None
+        self._region.strayed = {**strayed(before, kept_by(self, OWN_KEYS)), **self._region.strayed}
         if not self._region.uncovered:
             self._region.uncovered = str(error)
             log.warning("module %r runs in float when called like this: %s", self._region.origin.path, error)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import fx, nn
 
 from fxquant.graph.preparation import Preparation
+from fxquant.graph.strayed import Kept
 
 if TYPE_CHECKING:
     from fxquant.graph.lowering import Lowering
@@ -65,6 +66,7 @@ class RegionParts:
     preparation: Preparation = field(default_factory=Preparation)
     lowering: Lowering | None = None  # None until it is converted
     uncovered: str = ""  # why calls ran in float: the graph does not cover them
+    strayed: Kept = field(default_factory=dict)  # what attributes were like that such calls have changed
     instead: Callable[..., object] | None = None  # what runs in the place of its graph, see graph/lowering.py
     told: tuple[str, list[str]] | None = None  # while a state_dict is loaded: the prefix of its names, and the errors
 
@@ -84,6 +86,7 @@ class RegionParts:
             preparation=self.preparation,
             lowering=self.lowering,
             uncovered=self.uncovered,
+            strayed=self.strayed,
         )
 
     def __copy__(self) -> RegionParts:
@@ -92,4 +95,10 @@ class RegionParts:
         if lowering is not None:
             lowering.filled = copy.copy(lowering.filled)
         preparation = copy.copy(self.preparation)
-        return RegionParts(origin=self.origin, preparation=preparation, lowering=lowering, uncovered=self.uncovered)
+        return RegionParts(
+            origin=self.origin,
+            preparation=preparation,
+            lowering=lowering,
+            uncovered=self.uncovered,
+            strayed=self.strayed,
+        )
