@@ -62,7 +62,7 @@ def test_the_page_has_what_the_calls_say(
     )
     assert made.data["agreement"] == {"same": 6, "every": 6}
     assert made.data["score"]["float"] == made.data["score"]["int8"]
-    assert made.data["made"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(made.data["made"]["torch"])  # a build of CUDA's adds to it
     assert "outputs" in str(made) and str(made.path) in str(made)
     assert all(torch.equal(tensor, before[name]) for name, tensor in quantized.state_dict().items())
 

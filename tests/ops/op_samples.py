@@ -108,6 +108,8 @@ def spellings(row: Op) -> Iterator[Spelling]:
         in_place = packet_name.endswith("_")
         yield Spelling(kind=row.kind, name=f"packet.{packet_name}", make=partial(_same, packet), is_in_place=in_place)
         for overload in packet.overloads():
+            if "name" in overload.lower():
+                continue  # dims by name, which torch had up to 2.12
             function = getattr(packet, overload)
             name = f"aten.{packet_name}.{overload}"
             if _takes_tensors(function._schema) and name not in NOT_CALLABLE:
