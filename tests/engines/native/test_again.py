@@ -301,7 +301,7 @@ def test_rows_are_taken_together_at_once() -> None:
                 assert torch.equal(found[0], first[0]) and torch.equal(found[1]["z"], first[1]["z"])
             assert torch.equal(model(x.t().contiguous().t(), y)[0], first[0])
         kinds = {type(each) for each in runner.again._shots.values()}
-        assert kinds == {row_shot.RowShot, shot.Shot}
+        assert {row_shot.RowShot, shot.Shot} <= kinds  # and one for columns that lie one behind the other
         before = model(y=y, x=x)[0]
         model.b.weight_scale.mul_(2)  # type: ignore[operator, union-attr]
         model.b.bias.zero_()  # type: ignore[operator, union-attr]
