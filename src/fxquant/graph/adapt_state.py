@@ -55,7 +55,7 @@ def _rename(moved: Mapping[str, tuple[str, bool]], state_dict: dict[str, object]
             state_dict[prefix + new] = value.t() if transposed and isinstance(value, Tensor) else value
 
 
-def adapt_stock(cls: type, state_dict: dict[str, Any], prefix: str) -> None:
+def adapt_stock(cls: type, state_dict: dict[str, object], prefix: str) -> None:
     """Rewrite the tensors of a stock module by the names that the form which stands there has them by, if one does."""
     read = getattr(cls, "own_state", None)
     if read is None:

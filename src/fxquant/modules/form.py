@@ -8,7 +8,7 @@ A checkpoint of the float model loads as well: a form says by which names it has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -35,7 +35,7 @@ class Form(nn.Module):
         """Return a tensor of the stock module's state by the names that it has here; nothing if by the same one."""
         return {}
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: object) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: object) -> None:
         adapt_stock(type(self), state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
