@@ -49,8 +49,9 @@ class Op:
     inference; `random`: draws numbers in training. `adds`: is the sum of its two operands; `multiplies`: their product;
     `divides`: the first by the second.
     `keeps_factor`: a positive factor of a channel passes through it, where `unless` gives no reason; `clips`: cuts
-    values off at bounds; `averages`: is a mean over axes. `window`: a pool averages one that is "given", or "parts"
-    of a picture. `gate`: the op is x * gate(x); `attends`: it is attention, two products with a softmax between.
+    values off at bounds; `picks`: each value of the result is one of the input's, or 0; `averages`: is a mean over
+    axes. `window`: a pool averages one that is "given", or "parts" of a picture. `gate`: the op is x * gate(x);
+    `attends`: it is attention, two products with a softmax between.
     `pools`: a lookup that makes one row of several. `is_norm`: owns statistics, or parameters also where it has no
     weight; `folds`: is one gain and one shift per channel, which fold into the weighted op before. `casts`: gives
     the values another dtype.
@@ -86,6 +87,7 @@ class Op:
     divides: bool = False
     keeps_factor: bool = False
     clips: bool = False
+    picks: bool = False
     averages: bool = False
     window: Literal["given", "parts"] | None = None
     gate: Callable[[Tensor], Tensor] | None = None

@@ -388,6 +388,7 @@ def share() -> Iterable[Op]:
     yield Op(
         kind="relu",
         keeps_factor=True,
+        picks=True,
         role=Role.SHARE,
         keeps_rank=True,
         layout=Layout.EACH,
@@ -429,6 +430,7 @@ def share() -> Iterable[Op]:
     yield Op(
         kind="max_pool",
         keeps_factor=True,
+        picks=True,
         role=Role.SHARE,
         keeps_rank=True,
         layout=Layout.POOL,

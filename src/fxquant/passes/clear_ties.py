@@ -124,7 +124,7 @@ def _terms(region: Region, ops: OpTable, node: fx.Node) -> tuple[_Term, ...]:
     if op is None:
         return ()
     operands = activation_nodes(node, op)
-    if op.clips or op.kind == "relu" or (op.moves and len(operands) == 1):
+    if op.clips or op.picks or (op.moves and len(operands) == 1):
         return _terms(region, ops, operands[0])
     if op.adds and len(operands) == 2 and len(node.args) == 2 and not node.kwargs:
         parts = [_terms(region, ops, operand) for operand in operands]
