@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypedDict, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.values import Grid, View, round_up
 from fxquant.engines.onednn.pairs import may_overflow
 
-Extent: TypeAlias = tuple[int, int, tuple[int, ...]]  # rows, width, strides as `emit_gemm` says
+Extent: TypeAlias = tuple[int, int, tuple[int, ...]]  # rows, width, strides as `emit_gemm` says, 0 of nothing
 A = TypeVar("A", bound=np.generic)
 _L1, _L2 = 20000, 524288  # bytes of weights, and of input rows, that stay near
 _LISTED = 2  # vectors of a block whose pairs are chosen: they have to fit in all its channels
@@ -137,37 +137,17 @@ def _widen_groups(weight: NDArray[np.int8], groups: int, blocks: list[int]) -> t
     return wide, starts
 
 
-class _Walk(TypedDict):
-    """How a product goes over its rows: those fields of `Gemm`."""
-
-    rows: int
-    width: int
-    last: int
-    in_row: int
-    in_pixel: int
-    out_row: int
-    out_pixel: int
-    other_row: int
-    other_pixel: int
-    line: int
-    in_line: int
-    out_line: int
-    other_line: int
-    blocks: tuple[int, ...]
-    pixels: int
-    chunk: int
-
-
-def _walk(
-    extent: Extent, tile: tuple[tuple[int, ...], int], size: int, machine: Machine, *, near: bool, other: bool
-) -> _Walk:
-    """Return the walk over an output of elements of `size` bytes.
+def _over(
+    taps: Taps, extent: Extent, tile: tuple[tuple[int, ...], int], finish: Finish, machine: Machine, *, near: bool
+) -> Gemm:
+    """Return the shape of a kernel that goes over an output in such tiles; if weights stay near, row by row.
 
     One long row is cut into several of a tile's width; short ones become a row of several lines.
     """
     (rows, width, strides), (blocks, pixels) = extent, tile
     in_row, in_pixel, out_row, out_pixel, other_row, other_pixel = strides
     in_line, out_line, other_line = in_row, out_row, other_row
+    size = finish.out_bytes
     last, line, lines = width, width, lines_of(rows, width, pixels)
     if lines > 1:
         last, width = ((rows - 1) % lines + 1) * width, lines * width
@@ -177,24 +157,27 @@ def _walk(
         pixels, count, last = split_row(width, min(pixels, machine.most_rows(blocks[0])))
         rows, width, last = count + bool(last), pixels, last or pixels
         in_row, out_row, other_row = pixels * in_pixel, pixels * out_pixel, pixels * other_pixel
-    return {
-        "rows": rows,
-        "width": width,
-        "last": last,
-        "in_row": in_row,
-        "in_pixel": in_pixel,
-        "out_row": out_row * size,
-        "out_pixel": out_pixel * size,
-        "other_row": other_row * size if other else 0,
-        "other_pixel": other_pixel * size if other else 0,
-        "line": line if lines > 1 else 0,
-        "in_line": in_line if lines > 1 else 0,
-        "out_line": out_line * size if lines > 1 else 0,
-        "other_line": other_line * size if lines > 1 and other else 0,
-        "blocks": blocks,
-        "pixels": pixels,
-        "chunk": 1 if near else max(1, _L2 // max(1, in_row)),
-    }
+    lined = lines > 1
+    return Gemm(
+        taps=taps,
+        rows=rows,
+        width=width,
+        last=last,
+        in_row=in_row,
+        in_pixel=in_pixel,
+        out_row=out_row * size,
+        out_pixel=out_pixel * size,
+        other_row=other_row * size,
+        other_pixel=other_pixel * size,
+        line=line if lined else 0,
+        in_line=in_line if lined else 0,
+        out_line=out_line * size if lined else 0,
+        other_line=other_line * size if lined else 0,
+        blocks=blocks,
+        pixels=pixels,
+        chunk=1 if near else max(1, _L2 // max(1, in_row)),
+        finish=finish,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,14 +222,11 @@ class _Product:
             weight, offsets = _widen_groups(self.weight, self.groups, [grain * machine.floats] * len(tile[0]))
             taps = replace(taps, length=weight.shape[3])
         near = taps.steps * 4 * channels * machine.weight_bytes <= _L1
-        walk = _walk(self.extent, tile, finish.out_bytes, machine, near=near, other=self.other)
-        spec = Gemm(
-            taps=taps,
-            **walk,
+        spec = replace(
+            _over(taps, self.extent, tile, finish, machine, near=near),
             narrow=narrow,
             shared=shared,
             moved=offsets is not None,
-            finish=finish,
             pairs=pairs,
             listed=listed,
         )
