@@ -15,7 +15,7 @@ from fxquant.graph.region import Region, lowering_of
 
 pytest.importorskip("llvmlite")
 
-from fxquant.engines.native import runner
+from fxquant.engines.native import make_program
 from fxquant.engines.native.cache import Cache
 from fxquant.engines.native.runner import NativeRunner
 
@@ -48,13 +48,13 @@ def prepared(x: Tensor) -> nn.Module:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each graph that was read."""
     seen: list[int] = []
-    read = runner.read
+    read = make_program.read
 
     def count(*args: Any) -> Any:
         seen.append(1)
         return read(*args)
 
-    monkeypatch.setattr(runner, "read", count)
+    monkeypatch.setattr(make_program, "read", count)
     return seen
 
 

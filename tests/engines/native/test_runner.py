@@ -25,7 +25,7 @@ from fxquant.numerics.affine import sqnr_db
 
 pytest.importorskip("llvmlite")
 
-from fxquant.engines.native import compiler, libraries, program, row_shot, runner, shot
+from fxquant.engines.native import compiler, libraries, make_program, program, row_shot, runner, shot
 from fxquant.engines.native.runner import NativeRunner
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.threads import Job
@@ -175,11 +175,11 @@ def test_sizes_without_code_are_counted(prepared: nn.Module, monkeypatch: pytest
     native = fq.convert_fx(prepared, engine=fq.Native(cache=None, sizes=3))
     tried: list[object] = []
 
-    def refuse(self: NativeRunner, region: Region, graph: object, inputs: object) -> None:
+    def refuse(region: Region, graph: object, inputs: object, machine: object) -> None:
         tried.append(inputs)
         raise Unread("it does not fit")
 
-    monkeypatch.setattr(NativeRunner, "make", refuse)
+    monkeypatch.setattr(make_program, "read", refuse)
     for _ in range(2):
         for size in range(5, 10):
             native(torch.randn(1, 3, size, 5))
@@ -556,8 +556,8 @@ def test_what_a_graph_refuses_is_read_once(monkeypatch: pytest.MonkeyPatch) -> N
     float_model = Decoder().eval()
     model = fq.quantize(float_model, [(x, mask)], engine="native")
     reads: list[int] = []
-    read = runner.read
-    monkeypatch.setattr(runner, "read", lambda *args: reads.append(1) or read(*args))
+    read = make_program.read
+    monkeypatch.setattr(make_program, "read", lambda *args: reads.append(1) or read(*args))
     with torch.no_grad():
         for _ in range(5):
             assert sqnr_db(float_model(x, none), model(x, none)) > 20  # by the code as it is written

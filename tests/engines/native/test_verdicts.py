@@ -24,7 +24,7 @@ def test_what_agreed_is_not_compared_again(tmp_path: Path, monkeypatch: pytest.M
         compared.append(args)
         compare_results(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("fxquant.engines.native.runner.compare_results", count)
+    monkeypatch.setattr("fxquant.engines.native.make_program.compare_results", count)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
     x = torch.randn(2, 3, 8, 8)
     prepared = fq.calibrate(fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (x,)), [x])

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fxquant.engines.native.lookup import lookup
 from fxquant.engines.native.vector import MAGIC, Kernel
 
 Array = NDArray[np.float64]
@@ -156,7 +157,7 @@ def apply_table(k: Kernel, x: str, table: str, width: int) -> str:
     m = k.largest(x, row(0), width)
     place = k.fma(k.least(m, row(1), width), row(2), row(3), width)
     index = k.value(f"bitcast <{n} x float> {place} to <{n} x i32>")
-    c0, c1, c2 = (k.lookup(k.at(table, _ROW * j), index, width) for j in range(3))
+    c0, c1, c2 = (lookup(k, k.at(table, _ROW * j), index, width) for j in range(3))
     return k.fma(k.fma(c2, m, c1, width), m, c0, width)
 
 

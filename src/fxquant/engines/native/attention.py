@@ -26,11 +26,12 @@ from typing import Literal
 from fxquant.engines.native import pair_products
 from fxquant.engines.native.activations import exp2
 from fxquant.engines.native.attention_pairs import scales
+from fxquant.engines.native.gemm_tiles import even_parts
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.transpose import transpose
 from fxquant.engines.native.values import round_up
-from fxquant.engines.native.vector import Kernel, even_parts
+from fxquant.engines.native.vector import Kernel
 
 VECTORS = 2
 _ONE = "0xR3F80"  # in bfloat16

@@ -20,7 +20,8 @@ from fxquant.engines.native.depthwise_tiles import choose_tile, emit_tile, sched
 from fxquant.engines.native.finish import HEADER_BYTES, Finish, affine_rows
 from fxquant.engines.native.gemm_shape import LINE
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.vector import Kernel, order, pack_quads
+from fxquant.engines.native.vector import Kernel
+from fxquant.engines.native.vector_order import order, pack_quads
 
 _CHUNK = 16  # columns that are done for all channels, where blocks of them share lines of memory
 

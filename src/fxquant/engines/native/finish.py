@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxquant.engines.native.activations import TABLE_BYTES, Act, apply, apply_table
-from fxquant.engines.native.vector import MAGIC, Kernel, parts
+from fxquant.engines.native.vector import MAGIC, Kernel
+from fxquant.engines.native.vector_order import parts
 from fxquant.engines.native.words import apply_words
 
 _OTHER, _SCALE, _ZERO, _TABLE = 0, 64, 128, 192

@@ -125,3 +125,10 @@ def split_row(width: int, most: int) -> tuple[int, int, int]:
             best = (cost, pixels, count, rest)
     assert best is not None
     return best[1:]
+
+
+def even_parts(total: int, most: int) -> tuple[int, int, int]:
+    """(size, how many of that size, how many one smaller): parts of nearly equal size, none above `most`."""
+    count = -(-total // most)
+    small, larger = divmod(total, count)
+    return (small + 1, larger, count - larger) if larger else (small, count, 0)

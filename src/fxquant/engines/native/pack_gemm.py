@@ -10,7 +10,7 @@ from fxquant.engines.native.gemm import ENTRY_BYTES, OFFSET_BYTES
 from fxquant.engines.native.gemm_shape import Gemm
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.pairing import NONE, WINDOW, find_steps
-from fxquant.engines.native.vector import order, pack_quads
+from fxquant.engines.native.vector_order import order, pack_quads
 
 
 def pack_weights(weights: NDArray[np.int8], spec: Gemm, machine: Machine) -> NDArray[np.uint8]:

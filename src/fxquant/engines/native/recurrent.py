@@ -27,7 +27,8 @@ from fxquant.engines.native.activations import Act, apply
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.values import round_up
-from fxquant.engines.native.vector import Kernel, pack_quads
+from fxquant.engines.native.vector import Kernel
+from fxquant.engines.native.vector_order import pack_quads
 
 Kind = Literal["lstm", "gru", "rnn_tanh", "rnn_relu"]
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}

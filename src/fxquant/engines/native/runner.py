@@ -10,7 +10,6 @@ are written down, as a trace, it always does.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import warnings
@@ -20,33 +19,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
-from fxquant.engines.agreement import compare_results, nudge
 from fxquant.engines.known_code import unknown_code
 from fxquant.engines.made_from import MadeFrom, made_from
-from fxquant.engines.native import kept
 from fxquant.engines.native.again import Again
 from fxquant.engines.native.cache import Cache
 from fxquant.engines.native.calls import Key, bind, bind_places, key_of, unfit, wants_gradient
-from fxquant.engines.native.inputs import batch_of, first_sample, leaves
+from fxquant.engines.native.inputs import batch_of, leaves
 from fxquant.engines.native.libraries import Libraries
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.plain import interpret, plain_graph, returned, run_and_look
+from fxquant.engines.native.make_program import Refused, Wrong, make_program
 from fxquant.engines.native.program import NOWHERE, Program
-from fxquant.engines.native.read import read
-from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.scan import Scans
 from fxquant.engines.native.settings import Native
-from fxquant.engines.native.shapes import Changes, Shape, Unread, order_of
+from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.together import Together, takes_rows, together
-from fxquant.engines.native.verdicts import keep_verdict, load_verdict
 from fxquant.engines.onednn.kernels import has_nan
 from fxquant.engines.onednn.runner import OneDnn
-from fxquant.errors import FxQuantError, InputError
 from fxquant.graph import torch_compat
 from fxquant.graph.lowering import Runner, has_forward
-from fxquant.graph.nodes import reads_size
 from fxquant.graph.one_at_a_time import OwnLock
 from fxquant.graph.region import Region, lowering_of, region_name
 from fxquant.graph.standing import Standing
@@ -62,14 +53,6 @@ _PATIENCE = 1000  # calls of sizes without code, in which a size with code has t
 
 class _NotHere(Exception):
     """A call runs on oneDNN: when such calls do, and why."""
-
-
-class _Refused(Exception):
-    """The graph itself refuses a call."""
-
-
-class _Wrong(Exception):
-    """A program does not do what its graph does."""
 
 
 class NativeRunner(Runner):
@@ -269,19 +252,19 @@ class NativeRunner(Runner):
             if key not in self.known and not self._has_room():
                 raise _NotHere("for inputs of further sizes", _MANY)
             try:
-                self.programs[key] = self._first(region, key, inputs)
-            except _Refused as error:  # inside a model, such calls run the user's code
+                made = make_program(region, key, inputs, self.machine, self.libraries)
+            except Refused as error:  # inside a model, such calls run the user's code
                 if len(self.declined) >= _MOST_DECLINED:
                     self.declined.clear()
                 self.declined.add((key, batch_of(inputs)))
                 raise _NotHere(_REFUSED) from error
-            except (Unread, _Wrong) as error:
+            except (Unread, Wrong) as error:
                 self.refused[key] = str(error)
                 level = logging.INFO if isinstance(error, Unread) else logging.WARNING
                 self._tell(region, "for inputs of some sizes", str(error), level)
                 raise _NotHere("for inputs of some sizes", str(error)) from error
-            self.known[key] = None
-            return self.programs[key]
+            self.programs[key], self.outside, self.known[key] = made.program, made.outside, None
+            return made.program
 
     def _has_room(self) -> bool:
         """Tell whether one more size may have code; from time to time, sizes that did not come any more give theirs."""
@@ -298,72 +281,6 @@ class NativeRunner(Runner):
         self.waited, self.used = 0, set()
         self.again = Again()  # it answers calls without that they are seen here
         return len({*self.known, *self.refused}) < self.settings.sizes
-
-    def _first(self, region: Region, key: Key, inputs: list[object]) -> Program:
-        """Make the program for a size, and compare it with the graph, unless that was done before."""
-        graph = plain_graph(region)
-        text = f"{graph} {key} {_layouts(region)}"  # before it is read, which folds numbers into it
-        name = kept.name_of(region, graph, text, self.machine)
-        if (known := kept.load(self.libraries, name, region, graph, self.machine)) is not None:
-            self.outside = {}
-            known.remake = functools.partial(self._remake, region, pytree.tree_map_only(Tensor, _like, inputs))
-            return known
-        made = self._attempt(region, graph, inputs)
-        if isinstance(made, Changes):
-            raise made
-        orders = load_verdict(self.libraries.cache, made, text) if isinstance(made, Program) else None
-        if isinstance(made, Program) and not made.whole and orders is not None:
-            made.set_orders(orders)
-            kept.keep(self.libraries, name, made)
-            return made
-        if isinstance(made, Program) and made.whole:
-            inputs = first_sample(inputs)
-        try:
-            with torch.random.fork_rng(devices=[]):  # this run and that of the program see the same random numbers
-                raw, lying = run_and_look(region, graph, inputs, made.seen if isinstance(made, Program) else ())
-        except (InputError, TypeError) as error:
-            raise _Refused from error
-        try:
-            if isinstance(made, Exception):
-                raise made
-            made.lay_out(lying)
-            with torch.random.fork_rng(devices=[]):
-                found = made.answer(inputs, batch_of(inputs))
-            compare_results(returned(graph, raw), found, lambda: interpret(region, graph, nudge(inputs)), "native")
-        except Unread:
-            raise
-        except Exception as error:  # a model runs, whatever is wrong with its code
-            why = str(error) if isinstance(error, FxQuantError) else f"{type(error).__name__}: {error}"
-            raise _Wrong(why) from error
-        keep_verdict(self.libraries.cache, made, text)
-        kept.keep(self.libraries, name, made)
-        return made
-
-    def _remake(self, region: Region, likes: list[object]) -> Program:
-        return self.make(region, plain_graph(region), likes)
-
-    def _attempt(self, region: Region, graph: fx.Graph, inputs: list[object]) -> Program | Exception:
-        try:
-            return self.make(region, graph, inputs)
-        except Exception as error:
-            return error
-
-    def make(self, region: Region, graph: fx.Graph, inputs: Sequence[object]) -> Program:
-        """Return a program for inputs of these sizes."""
-        reader = read(region, graph, inputs, self.machine)
-        left = len(_left(reader))
-        if not reader.ops or (left and not any(op.macs for op in reader.ops)):
-            raise Unread("it has no op with a native kernel")
-        if 2 * left > len(reader.ops):
-            raise Unread("more than a third of its ops have no native kernel")
-        program = Program(reader, self.libraries)
-        self.outside = {
-            node.name: reader.reasons[node]
-            for nodes in program.outside.values()
-            for node in nodes
-            if node in reader.reasons and not reads_size(node)
-        }
-        return program
 
     def _pass_on(
         self, region: Region, args: tuple[object, ...], kwargs: dict[str, object], when: str, why: str = ""
@@ -390,18 +307,3 @@ class NativeRunner(Runner):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, known=dict(state["known"]), told=dict(state["told"]))
         self._forget()
-
-
-def _like(value: Tensor) -> Tensor:
-    """Return a tensor of the same sizes and strides, without memory."""
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-
-
-def _left(reader: Reader) -> list[fx.Node]:
-    """Return the nodes that Python runs on tensors with a batch."""
-    return [node for node in reader.reasons if isinstance(reader.shapes.get(node), Shape) and not reads_size(node)]
-
-
-def _layouts(region: Region) -> list[tuple[int, ...]]:
-    """Tell how the tensors of a region lie in memory: with the inputs, that decides how results do."""
-    return [order_of(tensor) for tensor in (*region.parameters(), *region.buffers())]

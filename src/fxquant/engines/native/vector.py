@@ -1,54 +1,14 @@
-"""Vector code for a machine: dot products, conversions, and bytes to and from int32 with their order.
-
-Four int32 vectors are packed to bytes inside lanes of 16 bytes (that is what x86 has), so vector v, lane l, element j
-of a group of V vectors holds channel
-
-    V = 4: 16 l + 4 v + j        V = 2: 8 l + 4 v + j        V = 1: 4 l + j
-
-Weights, scales and biases are laid out in that order, and packing restores the natural one.
-"""
+"""Vector code for a machine: dot products, conversions, and bytes to and from int32 (vector_order.py)."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fxquant.engines.native.ir import Function, number
 from fxquant.engines.native.machine import Machine
 
 MAGIC = 12582912.0  # 1.5 * 2**23: the sum of it and a small integer has that integer in its low bits
 _LARGEST = float(2**30)
-
-
-def parts(vectors: int) -> list[int]:
-    """Tell how many vectors are packed to bytes together."""
-    return [4] * (vectors // 4) + [2] * (vectors % 4 // 2) + [1] * (vectors % 2)
-
-
-def even_parts(total: int, most: int) -> tuple[int, int, int]:
-    """(size, how many of that size, how many one smaller): parts of nearly equal size, none above `most`."""
-    count = -(-total // most)
-    small, larger = divmod(total, count)
-    return (small + 1, larger, count - larger) if larger else (small, count, 0)
-
-
-@functools.cache
-def order(vectors: int, width: int, turns: bool = False) -> NDArray[np.int64]:
-    """Return the channel that each element of a group of vectors holds, in the order of vectors and elements.
-
-    With `turns`, two vectors that are packed together hold channels in turns.
-    """
-    found: list[int] = []
-    first = 0
-    for part in parts(vectors):
-        for v in range(part):
-            start, step = (8 * (v // 2) + v % 2, 2) if turns and part > 1 else (4 * v, 1)
-            found += [first + 4 * part * lane + start + step * j for lane in range(width // 16) for j in range(4)]
-        first += part * width // 4
-    return np.array(found)
 
 
 def indices(values: Sequence[int]) -> str:
@@ -128,33 +88,6 @@ class Kernel(Function):
         call = f"float @llvm.vector.reduce.fadd.v{n}f32(float {number(0.0)}, <{n} x float> {x})"
         return self.value(f"call reassoc {call}")
 
-    def lookup(self, table: str, index: str, width: int) -> str:
-        """The element of `machine.pieces` floats at an address that the low bits of each int32 name. x86 only."""
-        if self.machine.pieces == 32:
-            return self._lookup_32(table, index, width)
-        if width == 16:
-            index = self.value(f"shufflevector <4 x i32> {index}, <4 x i32> poison, {indices([0, 1, 2, 3] * 2)}")
-        low = self.call("llvm.x86.avx2.permps", self.load("<8 x float>", table, 32), index)
-        high = self.call("llvm.x86.avx2.permps", self.load("<8 x float>", self.at(table, 32), 32), index)
-        top = self.value(f"shl <8 x i32> {index}, splat (i32 28)")
-        upper = self.value(f"icmp slt <8 x i32> {top}, zeroinitializer")
-        found = self.value(f"select <8 x i1> {upper}, <8 x float> {high}, <8 x float> {low}")
-        if width == 32:
-            return found
-        return self.value(f"shufflevector <8 x float> {found}, <8 x float> poison, {indices([0, 1, 2, 3])}")
-
-    def _lookup_32(self, table: str, index: str, width: int) -> str:
-        n = width // 4
-        if n < 16:
-            index = self.value(
-                f"shufflevector <{n} x i32> {index}, <{n} x i32> poison, {indices([*range(n)] * (16 // n))}"
-            )
-        low, high = (self.load("<16 x float>", self.at(table, offset), 64) for offset in (0, 64))
-        found = self.call("llvm.x86.avx512.vpermi2var.ps.512", low, index, high)
-        if n == 16:
-            return found
-        return self.value(f"shufflevector <16 x float> {found}, <16 x float> poison, {indices([*range(n)])}")
-
     # dot products
 
     def operand(self, x: str, width: int) -> tuple[str, ...]:
@@ -170,7 +103,7 @@ class Kernel(Function):
         return even, self.value(f"lshr <{n} x i16> {words}, splat (i16 8)")
 
     def weights(self, address: str, width: int) -> tuple[str, ...]:
-        """Packed weights (see `pack_quads`) for one vector of sums."""
+        """Packed weights (see `pack_quads` in vector_order.py) for one vector of sums."""
         if self.machine.dot == "madd":
             n = width // 2
             return tuple(self.load(f"<{n} x i16>", self.at(address, offset), width) for offset in (0, width))
@@ -254,7 +187,7 @@ class Kernel(Function):
         return self.value(f"zext <{n} x i8> {narrow} to <{n} x i32>")
 
     def widen(self, address: str, part: int, width: int) -> list[str]:
-        """Bytes from an address as `part` vectors of int32, in the order of the module docstring."""
+        """Bytes from an address as `part` vectors of int32, in the order of vector_order.py."""
         n = width // 4
         if part == 1:
             narrow = self.load(f"<{n} x i8>", address)
@@ -414,11 +347,3 @@ class Kernel(Function):
         picked = [min(index, kept) for index in range(count)]
         narrow = f"<{kept} x {type_}>"
         return self.value(f"shufflevector {narrow} {value}, {narrow} zeroinitializer, {indices(picked)}")
-
-
-def pack_quads(quads: NDArray[np.int8], machine: Machine) -> NDArray[np.uint8]:
-    """Weights [..., elements of a vector, 4 neighbours] as `Kernel.weights` loads them, flat."""
-    if machine.dot != "madd":
-        return np.ascontiguousarray(quads).reshape(-1).view(np.uint8)
-    pairs = np.stack((quads[..., 0::2], quads[..., 1::2]), axis=-3).astype(np.int16)
-    return np.ascontiguousarray(pairs).reshape(-1).view(np.uint8)

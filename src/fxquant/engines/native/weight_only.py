@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxquant.engines.native.activations import Act, apply
+from fxquant.engines.native.gemm_tiles import even_parts
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.vector import Kernel, even_parts
+from fxquant.engines.native.vector import Kernel
 
 _UNROLLED = 64  # products that are written out
 
