@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +12,7 @@ from torch import nn
 import fxquant as fq
 from fxquant.algorithms import BiasCorrection, MeasuredPositions
 from fxquant.numerics.affine import sqnr_db
+from fxquant.numerics.positions.problem import Problem
 from zoo import ZOO, images
 
 
@@ -33,6 +37,32 @@ def test_outputs_come_nearer_to_float_and_all_limits_hold(name: str) -> None:
             errors.append(sqnr_db(model(x), converted(x)))
     assert errors[1] > errors[0] + 1
     assert any("less error at the outputs" in row.reason for row in fq.explain(converted))
+
+
+def test_search_begins_at_the_better_of_the_joint_and_the_greedy_solution(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ZOO["squeeze_excite"].build().eval()
+    x = images(4)  # as many as are measured
+    algorithms = (BiasCorrection(), MeasuredPositions(tries=0))
+    made = fq.prepare_fx(model, fq.templates.calibration, (x,), target="xint8", algorithms=algorithms)
+    fq.calibrate(made, [x])
+    module = sys.modules["fxquant.passes.solve_positions"]
+    joint = module.solve
+
+    def coarse(problem: Problem) -> dict[str, int]:
+        at = joint(problem)
+        moved = ({**at, name: at[name] - 3} for name in at)
+        return next(each for each in moved if not problem.broken(each))
+
+    def error(solve: Callable[[Problem], dict[str, int]], repair: Callable[[Problem], dict[str, int]]) -> float:
+        monkeypatch.setattr(module, "solve", solve)
+        monkeypatch.setattr(module, "repair", repair)
+        with torch.no_grad():
+            return -sqnr_db(model(x), fq.convert_fx(made, engine="reference")(x))
+
+    best = error(joint, joint)
+    assert error(coarse, coarse) > best + 1
+    assert error(coarse, joint) == pytest.approx(best, abs=0.01)
+    assert error(joint, coarse) == pytest.approx(best, abs=0.01)
 
 
 def test_without_tries_nothing_moves_and_weights_are_as_they_were() -> None:

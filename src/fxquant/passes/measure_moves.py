@@ -1,15 +1,16 @@
-"""Move positions one by one, each move by what it does to the outputs: a search from a solution that keeps all rules.
+"""Move positions one by one, each move by what it does to the outputs: a search from solutions that keep all rules.
 
     error(at)  =  sum over outputs of  |y(at) - y|^2 / |y|^2         y: in float, on inputs that calibration kept
 
 Values of all nodes are kept, so that a move computes again only what comes after it. A position is tried where the
-tensor's own noise there is not beyond `_WORTH` times what it is now. Of a few inputs, and so many moves, some bring the
+tensor's own noise there is not beyond `_WORTH` times what it is now. It begins where, of all solutions that are given,
+the outputs are nearest. Of a few inputs, and so many moves, some bring the
 outputs nearer by chance: a move counts if the inputs agree on it, by more than the error of their mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,18 +33,18 @@ _BETTER = 0.99  # an error has to fall to this share
 
 
 def measure_moves(
-    tensors: PositionTensors, problem: Problem, start: Mapping[str, int], float_calls: FloatCalls
+    tensors: PositionTensors, problem: Problem, starts: Sequence[Mapping[str, int]], float_calls: FloatCalls
 ) -> dict[str, int]:
-    """Positions that keep all rules, and bring the outputs at least as near to those in float as `start` does."""
-    region, at = tensors.region, dict(start)
-    readers = {name: _readers(tensors, name) for name in at}
+    """Positions that keep all rules, and bring the outputs at least as near to those in float as any of `starts`."""
+    region = tensors.region
+    readers = {name: _readers(tensors, name) for name in starts[0]}
     runs = [_Run(region, call, wanted) for call, wanted in zip(float_calls.calls, float_calls.outputs, strict=True)]
     with _put_back(tensors):
-        for name, place in at.items():
-            _round_at(tensors, name, place)
-        for run in runs:
-            run.start()
-        errors, tries = [run.error() for run in runs], float_calls.tries
+        found_at = [_errors(tensors, runs, start) for start in starts]
+        first = min(range(len(starts)), key=lambda index: sum(found_at[index]))
+        at, errors, tries = dict(starts[first]), found_at[first], float_calls.tries
+        if first != len(starts) - 1:
+            errors = _errors(tensors, runs, at)
         about = {name: [rule for rule in problem.rules if name in rule.tensors] for name in at}
         for name in _in_order(region, readers):
             for step in (1, -1):
@@ -59,6 +60,15 @@ def measure_moves(
                     for run, values in zip(runs, found, strict=True):
                         run.values.update(values)
     return at
+
+
+def _errors(tensors: PositionTensors, runs: Sequence[_Run], at: Mapping[str, int]) -> list[float]:
+    """Return what is lost at the outputs of each run, all computed anew with tensors at these positions."""
+    for name, place in at.items():
+        _round_at(tensors, name, place)
+    for run in runs:
+        run.start()
+    return [run.error() for run in runs]
 
 
 def _is_nearer(moved: list[float], errors: list[float]) -> bool:
