@@ -7,7 +7,7 @@
 
 `compat` (torch.ao's names) stands on quantize_fx, too; `config_file` and `html_report` stand on api.
 `integers` (programs on whole numbers) stands on engines;
-`exports` (the calls that write files, from any stage) on that and quantize_fx.
+`exports` (the calls that write files, from any stage) on that and quantize_fx, and api knows their formats.
 
 `modules` (stock modules in a form that quantizes) stands on capture. Engines and export know its parts, and
 capture_with_config puts them in.
@@ -36,7 +36,7 @@ _TO_TABLES = _TO_FLOWS | {"tables"}
 _TO_CAPTURED = _TO_TABLES | {"capture_with_config"}
 _TO_QUANTIZE = _TO_CAPTURED | {"arguments", "prepare_model", "convert_model", "quantize_fx"}
 _TO_PRECISION = _TO_QUANTIZE | {"insight", "tuning", "precision"}
-_TO_API = _TO_PRECISION | {"api"}
+_TO_API = _TO_PRECISION | {"integers", "exports", "api"}
 
 ROOT = "__init__"
 MAY_IMPORT: dict[str, set[str]] = {
@@ -68,13 +68,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "insight": _TO_QUANTIZE,
     "tuning": _TO_QUANTIZE,
     "precision": _TO_QUANTIZE | {"insight", "tuning"},
-    "api": _TO_PRECISION,
+    "api": _TO_PRECISION | {"exports"},
     "html_report": _TO_API,
     "config_file": _TO_API,
-    ROOT: _TO_API | {"html_report", "integers", "exports"},
+    ROOT: _TO_API | {"html_report"},
     "compat": _TO_QUANTIZE,
     "demo": _TO_API | {ROOT},
-    "cli": _TO_API | {ROOT, "demo", "config_file", "html_report", "integers", "exports"},
+    "cli": _TO_API | {ROOT, "demo", "config_file", "html_report"},
     "__main__": {"cli"},
 }
 DEPRECATED = ("torch.ao", "torchao", "torch.quantization", "torch.jit")

@@ -35,7 +35,7 @@ from fxquant.engines.engine import Engine
 from fxquant.engines.native.settings import Native
 from fxquant.engines.table import as_engine
 from fxquant.errors import ArchiveError, ConfigError, FxQuantError
-from fxquant.files import refuse_exported
+from fxquant.exports import refuse_exported
 from fxquant.flows.calibrate import as_example, calibrate, peek
 from fxquant.flows.constant_inputs import warn_of_constant_inputs
 from fxquant.flows.decide import adapt, decide

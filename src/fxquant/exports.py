@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from torch import nn
 
+from fxquant.errors import FxQuantError
 from fxquant.export.encodings import export_json as _export_json
 from fxquant.export.executorch.export import export_executorch as _export_executorch
 from fxquant.export.onnx.export import export_onnx as _export_onnx
@@ -66,3 +68,14 @@ FORMATS: Mapping[str, tuple[str, Callable[..., object]]] = MappingProxyType(
         "integers": ("", dump_integers),
     }
 )
+
+
+def refuse_exported(path: str | os.PathLike[str], error: type[FxQuantError]) -> None:
+    """Raise for a saved model under a name that says another format: no other program could read it."""
+    end = Path(path).suffix
+    call = next((call.__name__ for suffix, call in FORMATS.values() if end and suffix == end), None)
+    if call is not None:
+        raise error(
+            f"{str(path)!r} says a format that other programs read, and a saved model is fxquant's own. Give a name "
+            f"that ends in .fq; fxquant.{call}, or `fxquant export`, writes {end}."
+        )

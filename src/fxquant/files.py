@@ -43,20 +43,6 @@ def replacing(path: str | os.PathLike[str], error: type[FxQuantError]) -> Iterat
         raise error(f"{_refused(path, failure)} What was there before is as it was. {_NEXT}") from failure
 
 
-# names of files that exports write, with the call
-EXPORTED = {".onnx": "export_onnx", ".pt2": "export_pt2", ".pte": "export_executorch", ".json": "export_json"}
-
-
-def refuse_exported(path: str | os.PathLike[str], error: type[FxQuantError]) -> None:
-    """Raise for a saved model under a name that says another format: no other program could read it."""
-    suffix = Path(path).suffix
-    if suffix in EXPORTED:
-        raise error(
-            f"{str(path)!r} says a format that other programs read, and a saved model is fxquant's own. Give a name "
-            f"that ends in .fq; fxquant.{EXPORTED[suffix]}, or `fxquant export`, writes {suffix}."
-        )
-
-
 def refuse_unwritable(path: str | os.PathLike[str], error: type[FxQuantError]) -> None:
     """Raise if a file cannot be written there, before the work whose result it is to hold."""
     target = Path(os.path.realpath(path))

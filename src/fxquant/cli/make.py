@@ -107,7 +107,8 @@ def tune(
         from fxquant.api import save
         from fxquant.config_file.named import find_named
         from fxquant.errors import ConfigError
-        from fxquant.files import refuse_exported, refuse_unwritable
+        from fxquant.exports import refuse_exported
+        from fxquant.files import refuse_unwritable
         from fxquant.tuning.executors import Processes
         from fxquant.tuning.tune import tune as run
 

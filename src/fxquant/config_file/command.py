@@ -13,7 +13,8 @@ from fxquant.config_file.quantized_model import QuantizedModel
 from fxquant.config_file.read import read_conf
 from fxquant.config_file.template import template
 from fxquant.errors import ConfigError
-from fxquant.files import Json, refuse_exported, refuse_unwritable, replacing
+from fxquant.exports import refuse_exported
+from fxquant.files import Json, refuse_unwritable, replacing
 from fxquant.insight.forecast import Forecast, forecast
 from fxquant.tables.explain import explain
 from fxquant.targets.file import find_target
