@@ -4,14 +4,14 @@ flat          the tensors of a module that became a region around itself keep th
               `conv.op.weight`
 float         parameters that capture moved into a stock module go by their old name there: `w1` for `w1.weight`, or
               have the other orientation (`addmm` takes its weight as [in, out]); those of an LSTM by the names of its
-              form (fxquant.modules)
+              form (fxquant.modules). Batch norms that were folded into ops are folded in the state, too
 calibrated    what was seen of the tensors goes to the quantizers that are trained on them; else what the modules of the
               region say themselves: one with a method `read_calibrated` rewrites its part
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,9 +23,17 @@ from fxquant.graph.region_parts import Origin
 
 
 def adapt_state(
-    region: nn.Module, origin: Origin, preparation: Preparation, state_dict: dict[str, object], prefix: str
+    region: nn.Module,
+    origin: Origin,
+    preparation: Preparation,
+    state_dict: dict[str, object],
+    prefix: str,
+    errors: list[str],
 ) -> None:
-    """Rewrite `state_dict` in place for a region that is not converted. The region's own state is left alone."""
+    """Rewrite `state_dict` in place for a region that is not converted. The region's own state is left alone.
+
+    What is against it goes to `errors`.
+    """
     if preparation.statistics_path:
         known = region.get_submodule(preparation.statistics_path)._modules
         quantizers = f"{prefix}{preparation.statistics_path}." if known else None
@@ -39,6 +47,7 @@ def adapt_state(
         # a prepared graph without quantizers (weights only) cannot tell whose state it is: only names are sure
         prepared = bool(preparation.quantizer_path or preparation.statistics_path)
         _rename(origin.moved, state_dict, prefix, turn=quantizers is not None or not prepared)
+        errors += _fold(region, preparation, state_dict, prefix)
         return
     readers = {path: module for path, module in region.named_modules() if hasattr(type(module), "read_calibrated")}
     if not readers:
@@ -53,6 +62,19 @@ def _rename(moved: Mapping[str, tuple[str, bool]], state_dict: dict[str, object]
         if prefix + old in state_dict and (turn if old == new else prefix + new not in state_dict):
             value = state_dict.pop(prefix + old)
             state_dict[prefix + new] = value.t() if transposed and isinstance(value, Tensor) else value
+
+
+def _fold(region: nn.Module, preparation: Preparation, state_dict: dict[str, object], prefix: str) -> Iterator[str]:
+    """Fold the norms of a float model's state into its ops; say why, where that cannot be."""
+    for each in preparation.folded:
+        given = each.given(state_dict, prefix)
+        where = f"{prefix}{each.norm} was folded into {prefix}{each.named}"
+        if given and preparation.adapted:
+            yield f"{where}, and algorithms have changed that since. Load the float model's state before freeze."
+        elif given and (lacks := each.lacks(state_dict, prefix)):
+            yield f"{where}, and the state has no {prefix}{lacks[0]}. Give all of the float model's state."
+        elif given:
+            each.fold(region.get_submodule(each.op), state_dict, prefix)
 
 
 def adapt_stock(cls: type, state_dict: dict[str, object], prefix: str) -> None:

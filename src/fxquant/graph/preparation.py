@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxquant.config.limits import Position
 from fxquant.config.spec import Spec
@@ -39,11 +39,40 @@ class FloatMeans:
     calls: tuple[tuple[Any, ...], ...]
 
 
+class FoldedNorm(Protocol):
+    """Knows how to load a float model's state where a norm went into the op before it (numerics/weights)."""
+
+    @property
+    def op(self) -> str:
+        """The path of the op."""
+
+    @property
+    def named(self) -> str:
+        """The path of the op in the float model."""
+
+    @property
+    def norm(self) -> str:
+        """The path that the norm had."""
+
+    def moved(self, op: str) -> FoldedNorm:
+        """Return the same with the op at another path."""
+
+    def given(self, state_dict: dict[str, object], prefix: str) -> list[str]:
+        """Return the names of the norm's tensors in a state."""
+
+    def lacks(self, state_dict: dict[str, object], prefix: str) -> list[str]:
+        """Return the names of what it takes to fold the norm, and the state has not."""
+
+    def fold(self, op: nn.Module, state_dict: dict[str, object], prefix: str) -> None:
+        """Fold the norm of a float model's state into what that has of the op, in place."""
+
+
 @dataclass(kw_only=True, slots=True)
 class Preparation:
     """Decisions about a whole region. Those about a node are its Note and Decision (graph/notes.py)."""
 
     fused: bool = False  # its batch norms went into the ops before them
+    folded: tuple[FoldedNorm, ...] = ()  # these
     request: PrepareRequest | None = None  # what prepare_fx was asked for, as long as nothing is decided
     algorithms: tuple[Algorithm, ...] = ()  # at work on it, until they are applied
     adapted: bool = False  # by these: they rewrote the float graph after calibration

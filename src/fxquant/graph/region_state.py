@@ -46,7 +46,7 @@ def take_state(
     adapt_stock(parts.origin.user_class, state_dict, prefix)
     if parts.lowering is None:
         refuse_integers(region, state_dict, prefix, errors)
-        adapt_state(region, parts.origin, parts.preparation, state_dict, prefix)
+        adapt_state(region, parts.origin, parts.preparation, state_dict, prefix, errors)
     read_written(_runner(parts), metadata)
     read_moved(region, metadata)
 

@@ -22,6 +22,7 @@ from fxquant.graph.paths import set_submodule
 from fxquant.graph.region import Region, preparation_of
 from fxquant.graph.tensor_users import count_users, is_sole_user
 from fxquant.numerics.weights.fold_norm import BatchNorm, fold_norm
+from fxquant.numerics.weights.folded_norm import FoldedNorm, folded_norm
 from fxquant.ops.table import Op
 from fxquant.passes.choose import fusion_allowed
 
@@ -31,13 +32,16 @@ def fold_bn(region: Region, context: Context) -> None:
 
     Where sizes are not known, the context's guard makes sure of what is taken for granted; without one nothing is.
     """
+    found: list[FoldedNorm] = []
     for producer, node in find_pairs(region, context):
         norm = region.get_submodule(str(node.target))
         assert isinstance(norm, BatchNorm)
         set_submodule(region, str(producer.target), folded(region.get_submodule(str(producer.target)), norm))
         set_submodule(region, str(node.target), emptied(norm))
         take_over(region, producer, node)
+        found.append(folded_norm(str(producer.target), str(node.target), norm))
     preparation_of(region).fused = True
+    preparation_of(region).folded += tuple(found)
 
 
 def find_pairs(region: Region, context: Context) -> list[tuple[fx.Node, fx.Node]]:

@@ -16,11 +16,18 @@ from fxquant.graph.context import Context
 from fxquant.graph.hooks import has_forward_hooks
 from fxquant.graph.nodes import only_user
 from fxquant.graph.paths import set_submodule
-from fxquant.graph.region import Region
+from fxquant.graph.region import Region, preparation_of
 
 
 class Fused(nn.Sequential):
     """A weighted op, at 0, and the relu behind it, at 1. Its weight and bias read as the op's."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: object) -> None:
+        """Take the op's tensors by the names that they have in the float model, too."""
+        for name in ("weight", "bias"):
+            if f"{prefix}{name}" in state_dict and f"{prefix}0.{name}" not in state_dict:
+                state_dict[f"{prefix}0.{name}"] = state_dict.pop(f"{prefix}{name}")
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def weight(self) -> Tensor | nn.Module:
@@ -37,13 +44,14 @@ def join_relu(region: Region, context: Context) -> None:
     """Put convolutions and linears with the relu behind them into one module, `conv1[0]` and `conv1[1]`."""
     calls = Counter(node.target for node in region.graph.nodes if node.op == "call_module")
     joined: Counter[object] = Counter()
+    moved: dict[str, str] = {}
     for node in list(region.graph.nodes):
         relu = _relu_behind(node, region, context) if calls[node.target] == 1 else None
         if relu is None:
             continue
         path = str(node.target)
         set_submodule(region, path, Fused(region.get_submodule(path), nn.ReLU()).train(region.training))
-        node.target = f"{path}.0"
+        node.target = moved[path] = f"{path}.0"
         if relu.op == "call_module":
             joined[relu.target] += 1
         with region.graph.inserting_before(relu):
@@ -51,6 +59,8 @@ def join_relu(region: Region, context: Context) -> None:
         new.meta = relu.meta
         relu.replace_all_uses_with(new)
         region.graph.erase_node(relu)
+    preparation = preparation_of(region)
+    preparation.folded = tuple(each.moved(moved.get(each.op, each.op)) for each in preparation.folded)
     for target, count in joined.items():
         if count == calls[target]:
             set_submodule(region, str(target), nn.Identity().train(region.training))
