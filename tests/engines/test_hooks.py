@@ -158,7 +158,7 @@ def set_data(tensor: Tensor) -> None:
 
 
 WRITES: dict[str, Callable[[nn.Module], Any]] = {
-    "scale": lambda m: dict(m.named_buffers())["conv.weight_scale"].mul_(2),
+    "scale": lambda m: dict(m.named_parameters())["conv.weight_scale"].mul_(2),
     "bias": lambda m: dict(m.named_buffers())["last.bias"].add_(1),
     "swap": lambda m: setattr(m.get_submodule("last"), "bias", m.get_submodule("last").bias + 1),
     "table": lambda m: m.get_submodule("last")._buffers.update(bias=m.get_submodule("last").bias + 1),

@@ -153,7 +153,7 @@ def test_fused_weights_compare_with_quantized_ones_by_name() -> None:
     model = randomize(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()))
     fused = fq.fuse_fx(model)
     quantized = fq.quantize(fused, [torch.randn(2, 3, 8, 8)], engine="reference", effort="fast")  # to the nearest
-    weight, scale = quantized.get_buffer("0.0.weight"), quantized.get_buffer("0.0.weight_scale")
+    weight, scale = quantized.get_buffer("0.0.weight"), quantized.get_parameter("0.0.weight_scale")
     error = (weight * scale.reshape(-1, 1, 1, 1) - fused.get_parameter("0.0.weight")).abs()
     assert (error <= scale.reshape(-1, 1, 1, 1) / 2 + 1e-7).all()
 

@@ -31,6 +31,7 @@ from fxquant.graph.region import regions
 from fxquant.graph.torch_compat import is_scripted, script_class
 from fxquant.graph.tree import Tree, place_regions, set_tree
 from fxquant.modules.substitute import FORMS
+from fxquant.numerics.weights.quantized_weight import QuantizedWeight, scale_of
 from fxquant.passes.fill_grids import fill_grids
 
 _MOST_PATHS = 10**6
@@ -67,12 +68,23 @@ def rebuild(header: Json, tensors: dict[str, Tensor], float_model: nn.Module | N
             read_as_weights(module, {name: Spelling(*parts) for name, parts in from_json(row["weights"]).items()})
     made = _finish(tree, rows, header["trees"])
     check_weights(made)
+    _offer_scales(made)
     for _, region in regions(made):
         region.graph.eliminate_dead_code()  # or one engine would run what another takes out
         fill_grids(region)
     dry_run(made, sum(tensor.nbytes for tensor in tensors.values()))
     await_first_call(made, source)
     return made
+
+
+def _offer_scales(tree: nn.Module) -> None:
+    """Make the scales of weights parameters, as conversion does. In files they are buffers."""
+    made: dict[int, Tensor] = {}
+    for module in tree.modules():
+        scale = module._buffers.get("weight_scale") if isinstance(module, QuantizedWeight) else None
+        if isinstance(module, QuantizedWeight) and scale is not None:
+            del module._buffers["weight_scale"]
+            module.put_scale(made.setdefault(id(scale), scale_of(scale, module.float_dtype)))
 
 
 def _check_tree(tree: nn.Module) -> None:

@@ -133,7 +133,7 @@ def stored_tensors(model: nn.Module, rows: Rows) -> Iterator[tuple[str, Tensor, 
                 name = join_path(path, own)
                 if tensor is not None and (kept or built) and (path not in rows.unrun or name in rows.read):
                     found.add(name)
-                    yield name, tensor, kind if kept else "unsaved"
+                    yield name, tensor, "unsaved" if not kept else "buffer" if _is_scale(module, own) else kind
         for step, child in children(module):
             yield from walk(child, join_path(path, step))
 
@@ -141,6 +141,11 @@ def stored_tensors(model: nn.Module, rows: Rows) -> Iterator[tuple[str, Tensor, 
     for name, tensor in rows.read.items():
         if name not in found:
             yield name, tensor, "unsaved"
+
+
+def _is_scale(module: nn.Module, name: str) -> bool:
+    """Tell whether a tensor is the scale of a weight: files have it as a buffer, whatever it is in the model."""
+    return isinstance(module, QuantizedWeight) and name == "weight_scale"
 
 
 def header_of(model: nn.Module) -> tuple[Json, Rows]:

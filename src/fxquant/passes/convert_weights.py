@@ -25,7 +25,7 @@ from fxquant.graph.paths import set_submodule
 from fxquant.graph.region import Region
 from fxquant.numerics.affine import quantize
 from fxquant.numerics.weights.qat_block import QatBlock
-from fxquant.numerics.weights.quantized_weight import QuantizedWeight
+from fxquant.numerics.weights.quantized_weight import QuantizedWeight, scale_of
 from fxquant.numerics.weights.weight_fake_quant import WeightFakeQuant
 from fxquant.numerics.weights.weight_range import find_weight_qparams
 from fxquant.ops.table import Op, OpTable
@@ -132,7 +132,7 @@ def _quantize(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
     if call.note.bias == "int32":
         scale = with_room(scale, getattr(module, "bias", None), spec, call.input_scale)
     q = quantize(_in_order(weight).detach().float(), scale, zero_point, spec)
-    return pack(q) if _is_packed(spec) else q, scale, zero_point
+    return pack(q) if _is_packed(spec) else q, scale_of(scale, weight.dtype), zero_point
 
 
 def _is_packed(spec: Spec) -> bool:
@@ -146,7 +146,7 @@ def _hold(call: _Call, q: Tensor, scale: Tensor, zero: Tensor) -> QuantizedWeigh
     holder.__dict__["shell"] = shell_of(call.module)
     move_hooks(holder.shell, holder)
     holder.register_buffer("weight", q)
-    holder.register_buffer("weight_scale", scale)
+    holder.put_scale(scale)
     holder.register_buffer("weight_zero_point", None if spec.symmetric and spec.signed else zero)
     for name, tensor in convert_bias(bias, bias_spec, scale, spec, call.input_scale).items():
         holder.register_buffer(name, tensor)
@@ -177,7 +177,7 @@ def _keep_rest(module: nn.Module, holder: QuantizedWeight) -> None:
         if not isinstance(child, WeightFakeQuant):
             holder.add_module(name, child)
     for name, parameter in module._parameters.items():
-        if name not in holder._buffers:
+        if name not in (*holder._buffers, *holder._parameters):
             holder.register_parameter(name, parameter)
     for name, buffer in module._buffers.items():
         if name not in holder._buffers:

@@ -145,7 +145,7 @@ class Filled:
 
 
 def _places(region: Region) -> Iterator[tuple[str, dict[str, Tensor | None], str]]:
-    """Tell where the numbers of a region's graph, and of those inside, are read from: (name, table of buffers, key)."""
+    """Tell where the numbers of a region's graph, and of those inside, are read from: (name, table, key)."""
     for path, module in region.named_modules():
         # not by attribute: a tracer of the model around would put proxies there
         if isinstance(module, Grid):
@@ -156,8 +156,9 @@ def _places(region: Region) -> Iterator[tuple[str, dict[str, Tensor | None], str
         else:
             continue
         for name in names:
-            if module._buffers.get(name) is not None:
-                yield join_path(path, name), module._buffers, name
+            for table in (module._buffers, module._parameters):
+                if table.get(name) is not None:
+                    yield join_path(path, name), table, name
 
 
 def _number(name: str, tensor: Tensor | None) -> Number:

@@ -85,8 +85,8 @@ def put_data(model: nn.Module) -> None:
     model.head.weight_scale.data = model.head.weight_scale * 2
 
 
-def put_buffer(model: nn.Module) -> None:
-    model.head._buffers["weight_scale"] = model.head.weight_scale * 2
+def put_parameter(model: nn.Module) -> None:
+    model.head.weight_scale = nn.Parameter(model.head.weight_scale * 2, requires_grad=False)
 
 
 def put_grid(model: nn.Module) -> None:
@@ -134,7 +134,7 @@ def grids(model: nn.Module) -> list[Any]:
 
 
 CHANGES = (
-    *(scale_weights, write_to_data, put_data, put_buffer, put_grid, swap, put_module, load, assign, hook),
+    *(scale_weights, write_to_data, put_data, put_parameter, put_grid, swap, put_module, load, assign, hook),
     put_forward,
 )
 

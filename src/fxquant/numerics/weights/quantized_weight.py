@@ -51,6 +51,13 @@ class QuantizedWeight(KeepsDtypes, CheckedState):
         assert weight is not None
         return weight
 
+    def put_scale(self, scale: Tensor) -> None:
+        """Take the scale of the weight: see `scale_of`."""
+        if isinstance(scale, nn.Parameter):
+            self.register_parameter("weight_scale", scale)
+        else:
+            self.register_buffer("weight_scale", scale)
+
     def held(self, name: str) -> Tensor | None:
         """Return a tensor as it is stored: a buffer, or what took its place, such as a parameter."""
         found: Tensor | None = self._buffers[name] if name in self._buffers else getattr(self, name, None)
@@ -77,7 +84,7 @@ class QuantizedWeight(KeepsDtypes, CheckedState):
     def _misfits(self, state_dict: dict[str, object], prefix: str) -> Iterator[tuple[str, str]]:
         """Yield what a state dict has that would be copied here and mean something else, by name."""
         ends = (self.spec.quant_min, self.spec.quant_max)
-        for name, own in self._buffers.items():
+        for name, own in {**self._buffers, **self._parameters}.items():
             given = state_dict.get(prefix + name)
             if own is None or not isinstance(given, Tensor):
                 continue
@@ -188,6 +195,14 @@ class QuantizedWeight(KeepsDtypes, CheckedState):
 
     def extra_repr(self) -> str:
         return f"{self.kind}, {self.weight_shape}, {self.spec}"
+
+
+def scale_of(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the scale of a weight as a parameter that is not trained, if it has the dtype of the float model.
+
+    Code asks `next(model.parameters())` for the device and the dtype of a model, and all else here may be integers.
+    """
+    return nn.Parameter(scale, requires_grad=False) if scale.dtype == dtype else scale
 
 
 def _is_for_code(name: str, value: object) -> bool:
