@@ -49,6 +49,7 @@ def adapt_state(
         _rename(origin.moved, state_dict, prefix, turn=quantizers is not None or not prepared)
         errors += _fold(region, preparation, state_dict, prefix)
         return
+    errors += _fold(region, preparation, state_dict, prefix)  # of a model that was trained, its norms are there
     readers = {path: module for path, module in region.named_modules() if hasattr(type(module), "read_calibrated")}
     if not readers:
         return

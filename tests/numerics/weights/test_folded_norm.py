@@ -89,6 +89,9 @@ def test_a_frozen_model_refuses_it() -> None:
     frozen = fq.freeze(fq.calibrate(fq.prepare_fx(model, MAPPING, (X,)), [X]))
     with pytest.raises(RuntimeError, match="algorithms have changed that since"):
         frozen.load_state_dict(model.state_dict(), strict=False)
+    trained = fq.prepare_qat_fx(Net().train(), fq.get_default_qat_qconfig_mapping(), (X,))
+    with pytest.raises(RuntimeError, match="algorithms have changed that since"):
+        frozen.load_state_dict(trained.state_dict(), strict=False)
 
 
 def test_its_own_state_loads_as_it_is() -> None:

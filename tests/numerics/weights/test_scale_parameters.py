@@ -117,3 +117,14 @@ def test_files_have_them_as_before(tmp_path: Path) -> None:
     loaded: Any = fq.load(tmp_path / "model.fq", Device().eval())
     assert torch.equal(loaded(X), model(X))
     assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_state_of_half_precision_is_assigned_in_the_models_own(engine: Any) -> None:
+    model = converted(engine)
+    halved = {name: x.half() if x.is_floating_point() else x for name, x in model.state_dict().items()}
+    copied, assigned = copy.deepcopy(model), copy.deepcopy(model)
+    copied.load_state_dict(halved)
+    assigned.load_state_dict(halved, assign=True)
+    assert torch.equal(assigned(X), copied(X))
+    assert {parameter.dtype for parameter in assigned.parameters()} == {torch.float32}

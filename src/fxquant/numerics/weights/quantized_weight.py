@@ -13,7 +13,7 @@ from fxquant.config.spec import Spec
 from fxquant.graph import torch_compat
 from fxquant.graph.nibbles import pack, unpack
 from fxquant.numerics.affine import dequantize
-from fxquant.numerics.buffers import KeepsDtypes
+from fxquant.numerics.buffers import KeepsDtypes, own_tensors
 from fxquant.numerics.checked_state import CheckedState
 from fxquant.numerics.sampled import sampled
 from fxquant.numerics.weights.readable import Readable, readable
@@ -72,6 +72,10 @@ class QuantizedWeight(KeepsDtypes, CheckedState):
         given = state_dict.get(f"{prefix}weight")
         if isinstance(given, Tensor) and self._is_wide(given):
             state_dict[f"{prefix}weight"] = pack(given)
+        for name, own in own_tensors(self).items():
+            given = state_dict.get(f"{prefix}{name}")
+            if isinstance(given, Tensor) and given.is_floating_point():
+                state_dict[f"{prefix}{name}"] = given.to(own.dtype)  # also where it is assigned, not copied
 
     def misfits(self, state_dict: dict[str, object], prefix: str) -> Iterator[str]:
         for name, error in self._misfits(state_dict, prefix):
