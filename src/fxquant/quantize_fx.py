@@ -51,6 +51,7 @@ from fxquant.engines.native.settings import Native
 from fxquant.engines.table import REFERENCE, as_engine
 from fxquant.errors import ConfigError, StageError
 from fxquant.flows.decide import decide
+from fxquant.flows.old_optimizers import warn_of_old_optimizers
 from fxquant.flows.pipelines import FREEZE, FUSE
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.context import Context
@@ -171,7 +172,7 @@ def prepare_qat_fx(
     """Capture a model in train mode for training with quantization in the loop. All arguments are as for `prepare_fx`.
 
     The result trains like any module, under the float model's parameter names; `convert_fx` it afterwards. The model
-    itself is not changed: the result has parameters of its own.
+    itself is not changed: the result has parameters of its own, from which the optimizer is made.
 
     Example:
         >>> prepared = fq.prepare_qat_fx(model.train(), fq.get_default_qat_qconfig_mapping(), (loader[0],))
@@ -203,6 +204,7 @@ def prepare_qat_fx(
         strict=strict,
         training=True,
     )
+    warn_of_old_optimizers(model)
     own = clone_tree(model, share_tensors=False, share_objects=False)
     asked = Asked(context=context, method=method, sizes=sizes, concrete=concrete_args or {})
     return prepare_model(own, asked, example_inputs, example_kwargs)
