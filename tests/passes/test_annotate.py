@@ -11,6 +11,7 @@ import fxquant as fq
 from fxquant.flows.decide import decide
 from fxquant.graph.notes import note_of
 from fxquant.graph.region import Region
+from fxquant.numerics.affine import sqnr_db
 from fxquant.numerics.fake_quant import FakeQuant
 
 X = (2, 4, 8, 8)
@@ -195,3 +196,58 @@ def test_additive_masks_stay_out_of_the_ranges(fill: float) -> None:
     converted = fq.convert_fx(prepared, engine="reference")
     assert "additive mask" in row(converted, "add").reason
     torch.testing.assert_close(converted(x, mask), model(x, mask), atol=0.1, rtol=0.1)
+
+
+class Patches(nn.Module):
+    """A convolution before a layer norm, linears, and a convolution at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm, self.fc = nn.Conv2d(4, 8, 2, 2), nn.LayerNorm(8), nn.Linear(8, 8)
+        self.head = nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.patches(x)).permute(0, 2, 3, 1)
+        return self.head(F.relu(self.fc(self.norm(x))).permute(0, 3, 1, 2))
+
+
+def test_a_kernel_that_writes_integers_only_rounds_for_float_ops_too() -> None:
+    """Not in the last layers, and not where a rule keeps the ops behind it in float."""
+
+    def rounded(target: str, mapping: fq.QConfigMapping) -> set[str | None]:
+        prepared = decide(prepare(Patches(), mapping, target=target), engine="reference")
+        return {note.output for node in prepared.graph.nodes if (note := note_of(node)) is not None} - {None}
+
+    everything = fq.get_default_qconfig_mapping("onnxruntime")
+    assert "relu" not in rounded("openvino", fq.get_default_qconfig_mapping("openvino"))
+    assert {"relu"} <= rounded("onnxruntime", everything)
+    assert "head" not in rounded("onnxruntime", everything)
+    in_float = fq.get_default_qconfig_mapping("onnxruntime").set_object_type(torch.permute, None)
+    in_float.set_object_type("permute", None)
+    assert "relu" not in rounded("onnxruntime", in_float)
+
+
+def test_a_tensor_that_is_rounded_for_float_ops_is_lifted_where_it_hurts() -> None:
+    """One channel is far wider than the others, and the layer norm of each pixel sees them all."""
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.norm = nn.Conv2d(3, 16, 2, 2), nn.BatchNorm2d(16, affine=False)
+            self.mix, self.fc = nn.LayerNorm(16), nn.Linear(16, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(self.patches(x) / self.wide[:, None, None])
+            return self.fc(self.mix(x.permute(0, 2, 3, 1)))
+
+    torch.manual_seed(0)
+    model = Wide().eval()
+    model.wide = 30 ** (torch.arange(16) / 5)
+    with torch.no_grad():
+        model.patches.weight.mul_(model.wide[:, None, None, None])
+        model.patches.bias.mul_(model.wide)
+    data = [torch.randn(8, 3, 16, 16) for _ in range(4)]
+    quantized = fq.quantize(model, data, target="onnxruntime", engine="reference")
+    patches = next(row for row in fq.explain(quantized) if row.path == "patches")
+    assert patches.status == "weight_only" and "of the noise at the outputs" in patches.reason
+    assert sqnr_db(model(data[0]), quantized(data[0])) > 30

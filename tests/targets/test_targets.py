@@ -99,8 +99,8 @@ def test_every_rule_that_is_broken_is_caught() -> None:
     for rule, change in BREAKS.items():
         found = check_target(made, dataclasses.replace(base, **change))
         assert {each.rule for each in found} == {rule}, rule
-    # channel_scales allows something that `activations` forbids elsewhere, clear_ties says what conversion does
-    defaults = {"name", "activation", "weight", "bias", "channel_scales", "clear_ties"}
+    # channel_scales allows something that `activations` forbids elsewhere; the last two say what conversion does
+    defaults = {"name", "activation", "weight", "bias", "channel_scales", "clear_ties", "rounded_outputs"}
     said = {field.name for field in dataclasses.fields(fq.Target)} - defaults
     assert said == BREAKS.keys()
     with pytest.raises(fq.StageError, match="Convert it first"):

@@ -33,7 +33,8 @@ class Target:
     operands with a zero point of 0 only, whatever the qconfig says. `split` are kinds that are written as smaller ops
     first (passes/split_ops.py). `rewrites` are the passes that bring a model into the form of the hardware
     (REWRITES; each is a file in passes/). `ranges` are those of outputs that the hardware fixes otherwise than the op
-    table. `integer_outputs`: every int8 kernel writes integers, also where only float ops read them.
+    table. `integer_outputs`: every int8 kernel writes integers, also where only float ops read them. `rounded_outputs`
+    are kinds without a kernel from integers to floats: theirs do so, too, but not in the last layers of a model.
     `channel_scales` are convolutions that may have a scale for each channel of their input where they are depthwise.
 
     `activation`, `weight` and `bias` are the default specs (`bias` as in QConfig). What else is allowed: `activations`,
@@ -61,6 +62,7 @@ class Target:
     rewrites: frozenset[str] = frozenset()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     integer_outputs: bool = False
+    rounded_outputs: frozenset[str] = frozenset()
     channel_scales: frozenset[str] = frozenset()
     bias: Spec | Int32 | None = None
     activations: Grids = field(default_factory=Grids)
@@ -77,6 +79,7 @@ class Target:
             raise ConfigError("Target(name=''): give it a name, by which explain and errors speak of it.")
         self._check_ranges()
         named = {*self.kinds, *self.tails, *self.residual, *self.share, *self.signed, *self.split, *self.channel_scales}
+        named.update(self.rounded_outputs)
         named.update(kind for kinds in self.tails.values() for kind in kinds)
         named.update((*self.ranges, *self.kernels))
         named.update(kind for each in self.positions for kind in (*each.kinds, *each.before, *each.after))

@@ -28,8 +28,8 @@ def amend_grids(region: Region, context: Context) -> None:
     for (path, name), change in context.amendments.grids.items() if context.amendments else ():
         if path == origin_of(region).path and name in specs:
             specs[name] = specs[name].with_(**dict(change.changes))
-            for node in region.graph.nodes:
-                note = note_of(node)
-                if note is not None and name in note.inputs:
-                    remark(node, change.why)
+            notes = [(node, note) for node in region.graph.nodes if (note := note_of(node)) is not None]
+            readers = [node for node, note in notes if name in note.inputs]
+            for node in readers or [node for node, note in notes if name == note.output]:
+                remark(node, change.why)
     preparation.quantizers = specs if preparation.quantizers is not None else None

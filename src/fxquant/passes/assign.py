@@ -16,7 +16,7 @@ from fxquant.graph.nodes import TensorInfo
 from fxquant.graph.notes import Note
 from fxquant.graph.region import Region
 from fxquant.ops.table import Role, activation_nodes
-from fxquant.passes.candidates import Candidate, is_float_tensor
+from fxquant.passes.candidates import Candidate, choice_of, is_float_tensor
 from fxquant.passes.channel_inputs import channel_inputs
 
 
@@ -128,24 +128,55 @@ def _shares(candidate: Candidate, target: Target) -> bool:
 def _output_ids(
     kept: dict[fx.Node, Candidate], groups: dict[fx.Node, fx.Node], target: Target, ids: _Ids
 ) -> dict[fx.Node, str]:
-    """Return the quantizer of each int8 node whose output an int8 kernel takes.
+    """Return the quantizer of each int8 node whose output an int8 kernel takes, or the target rounds in any case.
 
     Inside a group only the last node has one.
     """
     outputs: dict[fx.Node, str] = {}
+    ahead = _before_products(kept)
     for node, candidate in kept.items():
         if candidate.mode != "static" or not is_float_tensor(node):
             continue
         if any(user in groups and groups[user] is groups.get(node) for user in node.users):
             continue
         spec = candidate.qconfig.output_spec
-        if spec is None or spec.dynamic or not (target.integer_outputs or _takers(node, kept)):
+        writes = target.integer_outputs or _takers(node, kept) or _is_rounded(node, kept, groups, target, ahead)
+        if spec is None or spec.dynamic or not writes:
             continue
         known = target.ranges.get(candidate.op.kind, candidate.op.range)
         if known is not None:
             spec = spec.stored().with_(observer="fixed", range=known, learn=None)
         outputs[node] = ids.add(node.name, spec)
     return outputs
+
+
+def _before_products(kept: dict[fx.Node, Candidate]) -> set[fx.Node]:
+    """Return the nodes behind which, however far, there is an int8 product: all but the last layers of a model."""
+    todo = [node for node, candidate in kept.items() if candidate.mode == "static" and candidate.op.is_product]
+    found: set[fx.Node] = set()
+    while todo:
+        new = [source for source in todo.pop().all_input_nodes if source not in found]
+        found.update(new)
+        todo += new
+    return found
+
+
+def _is_rounded(
+    node: fx.Node,
+    kept: dict[fx.Node, Candidate],
+    groups: dict[fx.Node, fx.Node],
+    target: Target,
+    ahead: set[fx.Node],
+) -> bool:
+    """Tell whether a target rounds an output that only float ops read, and nothing says that these are to have floats.
+
+    A rule, or a lift, may have left one of them in float for its accuracy.
+    """
+    if kept[groups.get(node, node)].op.kind not in target.rounded_outputs or node not in ahead:
+        return False
+    choices = [choice_of(user) for user in node.users if is_float_tensor(user)]
+    asked = [None if choice is None else choice.qconfig for choice in choices]
+    return all(qconfig is not None and qconfig.activation is not None and not qconfig.is_dynamic for qconfig in asked)
 
 
 def _takers(node: fx.Node, kept: dict[fx.Node, Candidate]) -> list[fx.Node]:

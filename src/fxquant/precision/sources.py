@@ -22,7 +22,7 @@ from fxquant.engines.engine import Engine
 from fxquant.flows.decide import decide
 from fxquant.graph.amendments import Amendments, Place
 from fxquant.graph.nodes import TensorInfo, full_path
-from fxquant.graph.notes import decision_of, note_of
+from fxquant.graph.notes import Note, decision_of, note_of
 from fxquant.graph.region import Region, origin_of, preparation_of, regions
 from fxquant.numerics import statistics
 from fxquant.numerics.affine import choose_qparams, fake_quantize
@@ -70,7 +70,8 @@ class Reader:
 class Source:
     """A rounded tensor as a source of noise: that at the outputs by grid, as a share of their power.
 
-    `place` is its quantizer. Of a weight, the readers are the ops that it belongs to.
+    `place` is its quantizer. Of a weight, the readers are the ops that it belongs to; of a tensor that only float ops
+    read, the op that makes it, since that rounds it.
     """
 
     name: str
@@ -168,7 +169,8 @@ def _sources(decided: nn.Module, frozen: nn.Module) -> Iterator[tuple[nn.Module,
         container = preparation_of(region).quantizer_path
         quantizers = other.get_submodule(container).named_children() if container else ()
         for name, module in quantizers:
-            own = tuple(reader for reader, inputs in readers.values() if name in inputs)
+            own = tuple(reader for reader, note in readers.values() if name in note.inputs)
+            own = own or tuple(reader for reader, note in readers.values() if name == note.output)  # float ops read it
             if isinstance(module, FakeQuant) and module.state == "frozen" and own:
                 yield module, _source(f"{path}.{container}.{name}", (at, name), module.spec, own)
         for name, module in other.named_modules():
@@ -183,8 +185,8 @@ def _source(name: str, place: Place, spec: Spec, readers: tuple[Reader, ...], is
     return Source(name=name, place=place, spec=spec, is_weight=is_weight, readers=readers, noise={}, calls=0.0)
 
 
-def _readers(region: Region, at: str) -> Iterator[tuple[str, tuple[Reader, tuple[str | None, ...]]]]:
-    """Yield the quantized ops of a decided region by node, with the quantizers of their inputs."""
+def _readers(region: Region, at: str) -> Iterator[tuple[str, tuple[Reader, Note]]]:
+    """Yield the quantized ops of a decided region by node, with their notes."""
     for node in region.graph.nodes:
         note, op, decision = note_of(node), OPS.of_node(node, region), decision_of(node)
         if note is None or op is None or decision is None:
@@ -202,7 +204,7 @@ def _readers(region: Region, at: str) -> Iterator[tuple[str, tuple[Reader, tuple
             work=work + _PER_VALUE * values,
             values=values,
         )
-        yield node.name, (reader, note.inputs)
+        yield node.name, (reader, note)
 
 
 def _grids(module: nn.Module, source: Source, wide: bool) -> dict[str, Rounds]:

@@ -33,7 +33,7 @@ def target_rows(target: Target) -> Iterator[tuple[str, str, str]]:
     yield "shapes", "allowed", str(target.shapes)
     for fused in sorted(set(target.tails.values()), key=sorted):
         yield "tails", _names(kind for kind, kinds in target.tails.items() if kinds == fused), _names(fused)
-    for field in ("residual", "share", "signed", "split", "rewrites", "channel_scales"):
+    for field in ("residual", "share", "signed", "split", "rewrites", "channel_scales", "rounded_outputs"):
         yield field, "", _names(getattr(target, field)) or "none"
     yield "integer_outputs", "", "always" if target.integer_outputs else "where int8 kernels read them"
     yield "clear_ties", "", "scales keep sums of integers away from ties" if target.clear_ties else "no"
