@@ -1,9 +1,10 @@
-"""Batch norms and dropouts of a program that was exported in eval mode, as modules, which follow `train()`.
+"""Batch norms and dropouts of an exported program as modules, which follow `train()` and `eval()`.
 
     batch_norm(x, get_attr "bn.weight", ..., training=False)     ->     call_module "bn"  (nn.BatchNorm2d)
+    add_(get_attr "bn.num_batches_tracked", 1)                   ->     nothing: the module counts
 
-In the program their mode is a flag of the call, so that training would go around them. A program with a flag that is
-set was exported in train mode: it is left as it is.
+In the program their mode is a flag of the call, so that training, or its end, would go around them. In a program that
+was exported in train mode (a flag is set), those without a flag were frozen by the user and stay so.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ _DROPOUT = (torch.ops.aten.dropout.default, torch.ops.aten.dropout_.default)
 
 def follow_mode(program: fx.GraphModule) -> None:
     """Put modules in the place of calls with a flag; the graph is a new one, since copies share it."""
-    if not any(_flag(node) is False for node in program.graph.nodes) or any(map(_flag, program.graph.nodes)):
+    flags = {_flag(node) for node in program.graph.nodes} - {None}
+    if not flags:
         return
+    mode = any(flags)
     graph = copy.deepcopy(program.graph)
     for node in list(graph.nodes):
-        if _flag(node) is False:
+        if _flag(node) is mode:
             path = _dropout(program, node) if node.target in _DROPOUT else _norm(program, node)
             if path is not None:
                 with graph.inserting_before(node):
@@ -34,12 +37,20 @@ def follow_mode(program: fx.GraphModule) -> None:
                 call.meta = dict(node.meta)
                 node.replace_all_uses_with(call)
                 graph.erase_node(node)
+                _drop_counter(graph, f"{path}.num_batches_tracked")
     # fx gives each module a class of its own, which holds the forward; the copy shares it with the user's program.
     # It knows such classes by their qualified name.
     cls = type(program)
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     program.__class__ = type(cls.__name__, cls.__bases__, names)
     program.graph = graph
+
+
+def _drop_counter(graph: fx.Graph, name: str) -> None:
+    for read in graph.find_nodes(op="get_attr", target=name):
+        for node in list(read.users):
+            if node.target is torch.ops.aten.add_.Tensor and not node.users:
+                graph.erase_node(node)
 
 
 def _flag(node: fx.Node) -> bool | None:
