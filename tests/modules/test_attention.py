@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,6 +155,18 @@ def test_an_encoder_clears_padding_as_the_stock_one_does() -> None:
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             close(ours(x, src_key_padding_mask=padding), model(x, src_key_padding_mask=padding))
+
+
+@pytest.mark.parametrize("padded", [(4, 5), (0, 1)], ids=["at the end", "in front"])
+def test_an_encoder_with_padding_can_be_saved(padded: tuple[int, int], tmp_path: Path) -> None:
+    model, x = transformer(batch_first=True).encoder, torch.randn(2, 6, 32)
+    batch = {"src": x, "src_key_padding_mask": torch.zeros(2, 6, dtype=torch.bool)}
+    batch["src_key_padding_mask"][1, list(padded)] = True
+    quantized = fq.quantize(model, [batch])
+    loaded = fq.load(fq.save(quantized, tmp_path / "encoder.fq"))
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch), quantized(**batch))
+        assert sqnr_db(model(**batch), loaded(**batch)) > 20
 
 
 def test_a_decoder_with_all_masks() -> None:

@@ -123,10 +123,10 @@ class TransformerDecoderLayer(_Adopted):
 def clear_padding(x: Tensor, padding: Tensor) -> Tensor:
     """Zeros at padded places, as the stock encoder gives them without gradients (it goes through nested tensors)."""
     padded = padding if padding.dtype == torch.bool else padding == float("-inf")
-    left_aligned = bool((padded[:, 1:] >= padded[:, :-1]).all()) if padded.dim() == 2 else False
-    if torch.is_grad_enabled() or not left_aligned:
+    if torch.is_grad_enabled() or padded.dim() != 2:
         return x
-    return x.masked_fill(padded.unsqueeze(-1), 0.0)
+    left_aligned = (padded[:, 1:] >= padded[:, :-1]).all()  # stays a tensor: a file holds no code that reads values
+    return x.masked_fill((padded & left_aligned).unsqueeze(-1), 0.0)
 
 
 class TransformerEncoder(_Adopted):
