@@ -178,6 +178,22 @@ class Extremes(nn.Module):
         return self.out(torch.cat((y.amax((2, 3), keepdim=True), y.amin((2, 3))[:, :, None, None]), 1))
 
 
+class PadsUnevenly(nn.Module):
+    """A skip connection: what comes from below is padded by what it lacks, once or twice, and joined."""
+
+    def __init__(self, *pads: tuple[int, ...]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.pads, self.skip, self.below = pads, nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 2)
+        self.out = nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.below(x)
+        for pad in self.pads:
+            y = F.pad(y, pad)
+        return self.out(torch.cat((self.skip(x)[..., : y.shape[2], : y.shape[3]], y), 1))
+
+
 def pooled(stride: int = 2, **settings: bool) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 1), nn.AvgPool2d(3, stride, 1, **settings), nn.Conv2d(4, 4, 1))
@@ -191,6 +207,8 @@ def pooled(stride: int = 2, **settings: bool) -> nn.Module:
         Dense,
         Scaled,
         Extremes,
+        lambda: PadsUnevenly((0, 1)),
+        lambda: PadsUnevenly((1, 0), (-1, 1, 1, 0)),
         lambda: nn.Sequential(nn.Conv2d(3, 1, 1), nn.ReLU(), nn.Conv2d(1, 4, 1)),
         pooled,
         partial(pooled, ceil_mode=True),
@@ -199,7 +217,7 @@ def pooled(stride: int = 2, **settings: bool) -> nn.Module:
         lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ConstantPad2d(1, 0.0), nn.AvgPool2d(3, 2), nn.Conv2d(4, 4, 1)),
     ],
     ids=[
-        *("tiny", "dense", "scaled", "extremes", "one channel"),
+        *("tiny", "dense", "scaled", "extremes", "padded skip", "padded twice", "one channel"),
         *("padded", "ceil", "left out", "not counted", "padded before"),
     ],
 )

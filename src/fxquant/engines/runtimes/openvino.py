@@ -38,12 +38,14 @@ class OpenVino(Runtime["_Models"]):
         from fxquant.engines.runtimes.drop_repeats import drop_repeats
         from fxquant.engines.runtimes.fold_constants import fold_constants
         from fxquant.engines.runtimes.fold_zero_points import fold_zero_points
+        from fxquant.engines.runtimes.pad_integers import pad_integers
         from fxquant.engines.runtimes.pad_pools import pad_pools
         from fxquant.engines.runtimes.part_extremes import part_extremes
         from fxquant.engines.runtimes.wide import multiply_in_float
 
         if overflows():
             multiply_in_float(graph.graph)
+        pad_integers(graph.graph)
         drop_repeats(graph.graph)
         fold_constants(graph.graph)
         _drop_zero_points(graph.graph)
