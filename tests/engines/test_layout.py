@@ -282,3 +282,28 @@ def test_numbers_among_operands_have_no_layout(lay: Callable[[Tensor], Tensor]) 
         ours, theirs = quantized(given), model(given)
     assert ours.stride() == theirs.stride()
     assert sqnr_db(theirs, ours) > 25
+
+
+@pytest.mark.parametrize("engine", ["reference", "native", "onnxruntime", "openvino"])
+def test_a_result_that_is_expanded(engine: str) -> None:
+    """A deviation that is the same for all samples, beside a mean, as policies give it."""
+
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.log_std = nn.Linear(8, 4), nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            mean = self.mean(x)
+            return mean, self.log_std.exp().expand_as(mean)
+
+    if engine in ("onnxruntime", "openvino"):
+        pytest.importorskip(engine)
+        pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    model, x = Policy().eval(), torch.randn(16, 8)
+    quantized = fq.quantize(model, [x], engine=engine)
+    for rows in (16, 3):
+        found, wanted = quantized(x[:rows]), model(x[:rows])
+        assert lies(found) == lies(wanted)
+        torch.testing.assert_close(found[1], wanted[1])

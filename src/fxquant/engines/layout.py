@@ -90,7 +90,8 @@ def restored(x: Tensor, layout: Layout) -> Tensor:
     if torch_compat.is_traced():  # sizes are not to be fixed
         return x.contiguous(memory_format=_PICTURES[x.dim()] if layout is True else torch.contiguous_format)
     if isinstance(layout, tuple):
-        return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+        once = x[tuple(slice(1 if step == 0 else None) for step in strides)]  # of an expanded tensor, what is in memory
+        return torch.empty_strided(once.shape, strides, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
     form = _PICTURES[x.dim()] if layout else torch.contiguous_format
     # where two layouts have the same order of elements, only the strides are other ones
     return x.contiguous(memory_format=form).as_strided(x.shape, strides)

@@ -146,3 +146,23 @@ def test_edges_that_are_cut_off_and_repeated_are_torchs(engine: str, size: int) 
     with pytest.raises(fq.FxQuantError, match="Pad"):
         fq.convert_fx(prepared, engine=engine)
     assert expected.shape == (2, 4, 8, 8)
+
+
+def test_indices_whose_dtype_the_export_does_not_say() -> None:
+    """Bags of as many as there are samples, as in recommendation nets."""
+    pytest.importorskip("openvino")
+
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag, self.dense, self.out = nn.EmbeddingBag(10, 8, mode="sum"), nn.Linear(6, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
+            made: Tensor = self.out(self.dense(x) + self.bag(ids, offsets))
+            return made
+
+    torch.manual_seed(0)
+    batch = torch.randn(4, 6), torch.randint(0, 10, (12,)), torch.arange(0, 12, 3)
+    reference, model = (fq.quantize(Bags().eval(), [batch], engine=engine) for engine in ("reference", "openvino"))
+    reference.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(*batch), reference(*batch), atol=1e-3, rtol=0)

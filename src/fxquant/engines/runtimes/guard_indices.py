@@ -160,6 +160,8 @@ class _Guard:
             raise FxQuantError(f"{node.op_type} reads by data from a tensor whose size is not known, or 0.")
         key = value, index.sizes, index.data if None in index.sizes else None
         if key not in self.held:
+            if value.dtype is None:  # torch's export does not say of all
+                value = self._put(node, "Cast", [value], value, ir.DataType.INT64, {"to": int(ir.DataType.INT64)})
             last = self._last(index, value.dtype or ir.DataType.INT64)
             zero = self._constant(0, value.dtype)
             held = self._put(node, "Max", [self._put(node, "Min", [value, last], value), zero], value)
