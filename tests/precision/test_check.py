@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import warnings
 from collections import namedtuple
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
+from fxquant.algorithms.efforts import Effort
 from fxquant.errors import CalibrationError, ConfigError, StageError
+from fxquant.numerics.affine import sqnr_db
 from precision_models import Branches, collapsing
 
 Pair = namedtuple("Pair", "left right")
@@ -164,3 +167,32 @@ def test_mistakes_are_named(model: nn.Module, data: list[Tensor]) -> None:
         fq.check(model, quantized, data[0])
     with pytest.raises(ConfigError, match="least"):
         fq.check(model, quantized, data, least=math.nan)
+
+
+class Sampling(nn.Module):
+    """A decoder of a sample, as of a variational autoencoder that does not look whether it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.out = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.mean(x)
+        sampled: Tensor = self.out(torch.randn_like(mean) + mean * 0.1)
+        return sampled
+
+
+@pytest.mark.parametrize("effort", ["fast", "balanced", "best"])
+def test_models_that_draw_are_compared_by_the_same_draws(effort: Effort, data: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    model = Sampling().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantized = fq.quantize(model, data, effort=effort)
+    before = torch.get_rng_state()
+    assert fq.check(model, quantized, data).sqnr > 25
+    assert fq.compare(model, quantized, data).output_sqnr > 25
+    assert torch.equal(torch.get_rng_state(), before)
+    assert min(row.alone_quantized for row in fq.sensitivity(model, data)) > 20
+    wanted, found = (torch.manual_seed(1) and each(data[0]) for each in (model, quantized))
+    assert sqnr_db(wanted, found) > 22

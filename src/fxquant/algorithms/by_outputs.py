@@ -36,6 +36,7 @@ class ByOutputs:
         fitted = 0 if true is None else max(1, len(true.calls) - count_judges(true.calls))
         step = max(1, fitted // _CALLS)
         self._calls = () if true is None else true.calls[:fitted:step][:_CALLS]
+        self._places = () if true is None else range(-len(true.calls), 0, step)  # as Lockstep counts
         self._wanted = () if true is None else true.outputs[:fitted:step][:_CALLS]
 
     @torch.no_grad()
@@ -53,7 +54,8 @@ class ByOutputs:
             rows = (weight - made).reshape(len(mean), -1, mean.shape[1]) @ mean.to(weight).unsqueeze(2)
             given["bias"] = shifted(bias, rows.flatten(), keep_zeros=op.keeps_zeros)
         total = 0.0
-        for call, wanted in zip(self._calls, self._wanted, strict=True):
+        for place, call, wanted in zip(self._places, self._calls, self._wanted, strict=False):
+            self._runner.call = place
             for made_out, true in zip(self._runner.outputs(str(op.node.target), given, call), wanted, strict=True):
                 total += float((made_out - true).square().sum() / true.square().sum().clamp_min(1e-30))
         return total

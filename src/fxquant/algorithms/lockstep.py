@@ -38,8 +38,8 @@ class Lockstep:
         for source, node in last.items():
             done.setdefault(node, []).append(source)
         for node in self._nodes if self._calls else ():
-            for call, values in zip(self._calls, self._values, strict=True):
-                self._runner.env = values
+            for at, (call, values) in enumerate(zip(self._calls, self._values, strict=True)):
+                self._runner.env, self._runner.call = values, at - len(self._calls)  # the last ones may run alone
                 values[node] = call[given] if node.op == "placeholder" else self._runner.run_node(node)
             given += node.op == "placeholder"
             yield node

@@ -72,12 +72,12 @@ class Reconstruction(Algorithm):
         moments = {module: known for module, known in found if known is not None}
         for index, segment in enumerate(following(parts, "reconstructing", wanted=self.progress)):
             with torch.no_grad():
-                true = [runner.step(segment, values) for values in streams.true]
+                true = [runner.step(segment, values, at) for at, values in enumerate(streams.true)]
             block = Block(region, context, segment, grids, moments)
             if block.learns:
                 self._learn(block, streams, true, dice)
             with torch.no_grad():
-                made = [block.hard().step(segment, values) for values in streams.made]
+                made = [block.hard().step(segment, values, at) for at, values in enumerate(streams.made)]
             block.fix()
             streams.advance(parts[index + 1 :], true, made)
         grids.fix()
@@ -97,7 +97,7 @@ class Reconstruction(Algorithm):
                 done = count / self.steps
                 chunk = count % max(1, len(true) - held)
                 values = _mixed(streams.made[chunk], streams.true[chunk], self.drop, dice)
-                made = block.soft(self._dropping(dice)).step(block.segment, values)
+                made = block.soft(self._dropping(dice)).step(block.segment, values, chunk)
                 loss = loss_between(made, true[chunk]) / unit
                 if done >= _FREE:
                     loss = loss + _PRESSURE * block.undecided(sharpness((done - _FREE) / (1 - _FREE)))
@@ -141,7 +141,7 @@ def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 @torch.no_grad()
 def _loss(block: Block, streams: Streams, true: list[Values], chunks: Iterable[int]) -> float:
     """Of what a block makes with rounded weights and activations."""
-    losses = [float(loss_between(block.hard().step(block.segment, streams.made[i]), true[i])) for i in chunks]
+    losses = [float(loss_between(block.hard().step(block.segment, streams.made[i], i), true[i])) for i in chunks]
     return sum(losses) / len(losses)
 
 

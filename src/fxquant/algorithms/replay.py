@@ -6,6 +6,7 @@ are done make them. At most `MEMORY` bytes of them: where inputs are large, fewe
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -37,6 +38,12 @@ class Replay(PlainInterpreter):
     ) -> None:
         super().__init__(region, garbage_collect_values=whole)
         self.quantize, self.tensors = quantize, tensors or {}
+        self.call = 0  # which of several calls is run: each draws numbers of its own
+
+    def run_node(self, n: fx.Node) -> object:
+        # what a node draws in a call is the same in float and rounded: else noise would count as error
+        torch.default_generator.manual_seed(zlib.crc32(f"{n.name} {self.call}".encode()))
+        return super().run_node(n)
 
     def call_module(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
         module = self.fetch_attr(str(target))
@@ -50,8 +57,9 @@ class Replay(PlainInterpreter):
             return functional_call(module, dict(given), args, kwargs)
         return super().call_module(target, args, kwargs)
 
-    def step(self, segment: Segment, values: Values) -> Values:
-        """Return what a segment gives for the values that it takes."""
+    def step(self, segment: Segment, values: Values, call: int = 0) -> Values:
+        """Return what a segment gives for the values that it takes in a call."""
+        self.call = call
         self.env = {node: values[node] for node in segment.takes}
         for node in segment.nodes:
             for source in node.all_input_nodes:

@@ -47,14 +47,30 @@ def untouched(model: nn.Module, ground: Ground | None = None) -> Iterator[Snapsh
 
 
 def seed(model: nn.Module) -> None:
-    """Start the random numbers over, on the CPU and where a model is: those of other devices stay the user's.
+    """Start the random numbers over, on the CPU and where a model is: those of other devices stay the user's."""
+    _seed(_cuda_devices(model), 0)
 
-    `torch.manual_seed` would reach all devices, and takes longer than a call of a small model.
-    """
-    start_over()
-    torch.default_generator.manual_seed(0)
-    for device in _cuda_devices(model):
-        torch.cuda.default_generators[device].manual_seed(0)
+
+def _seed(devices: list[int], number: int) -> None:
+    """Seed them; `torch.manual_seed` would reach all devices, and takes longer than a call of a small model."""
+    start_over(number)
+    torch.default_generator.manual_seed(number)
+    for device in devices:
+        torch.cuda.default_generators[device].manual_seed(number)
+
+
+class Draws:
+    """The same random numbers for two forms of a model, which else would be compared by numbers of their own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._devices = _cuda_devices(model)
+
+    @contextlib.contextmanager
+    def at(self, number: int) -> Iterator[None]:
+        """Let a call draw the numbers that go by `number`; the user's go on where they were."""
+        with torch.random.fork_rng(devices=self._devices), put_back():
+            _seed(self._devices, number)
+            yield
 
 
 def _cuda_devices(model: nn.Module) -> list[int]:

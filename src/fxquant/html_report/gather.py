@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxquant.capture.run_untraced import evaluating
+from fxquant.capture.run_untraced import Draws, evaluating
 from fxquant.engines.choose import apply_engine
 from fxquant.engines.machine_load import busy_note
 from fxquant.engines.table import available_engines
@@ -150,8 +150,12 @@ def gather_score(float_model: nn.Module, quantized: nn.Module, evaluate: Callabl
 def agreement(sides: Sides, quantized: nn.Module, data: Sequence[object]) -> Plain | None:
     """Tell how often the largest of some outputs is the same, where a model returns a row of them for each sample."""
     same = every = 0
-    for batch in data:
-        wanted, found = run_batch(sides.original, batch), run_batch(quantized, batch)
+    draws = Draws(sides.original)
+    for index, batch in enumerate(data):
+        with draws.at(index):
+            wanted = run_batch(sides.original, batch)
+        with draws.at(index):
+            found = run_batch(quantized, batch)
         if not (_is_logits(wanted) and _is_logits(found) and wanted.shape == found.shape):
             return None
         same += int((wanted.argmax(1) == found.argmax(1)).sum())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from fxquant.capture.run_untraced import Draws
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.config.check_fields import check_arguments
 from fxquant.errors import CalibrationError
@@ -60,7 +61,7 @@ def compare(
 
 def compare_sides(sides: Sides, data: Iterable[object]) -> Comparison:
     """`compare` of models that are side by side already, on all of the data."""
-    record, outputs = Record(sides.pairs), Errors()
+    record, outputs, draws = Record(sides.pairs), Errors(), Draws(sides.original)
     count = 0
     with (
         torch.no_grad(),
@@ -71,10 +72,13 @@ def compare_sides(sides: Sides, data: Iterable[object]) -> Comparison:
             count += 1
             record.floats.clear()
             with naming_batch(count, each, sides.twin):
-                wanted = run_batch(sides.twin, each)
+                with draws.at(count):
+                    wanted = run_batch(sides.twin, each)
                 if sides.original is not sides.twin:  # clips may tell the two apart
-                    wanted = run_batch(sides.original, each)
-                found = run_batch(sides.reference, each)
+                    with draws.at(count):
+                        wanted = run_batch(sides.original, each)
+                with draws.at(count):
+                    found = run_batch(sides.reference, each)
             add_outputs(outputs, wanted, found)
     if not count:
         raise CalibrationError("compare got no batches.")

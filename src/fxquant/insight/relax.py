@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
+from fxquant.capture.run_untraced import Draws
 from fxquant.flows.calibrate import run_batch
 from fxquant.graph import torch_compat
 from fxquant.graph.interpret import PlainInterpreter, interpret
@@ -114,16 +115,23 @@ def output_sqnr(sides: Sides, data: Iterable[object], change: Change, wanted: Se
     """
     errors, data = Errors(), list(data)
     wanted = float_outputs(sides, data) if wanted is None else wanted
+    draws = Draws(sides.original)
     with torch.no_grad(), changed(sides, change):
-        for batch, expected in zip(data, wanted, strict=True):
-            add_outputs(errors, expected, run_batch(sides.reference, batch))
+        for index, (batch, expected) in enumerate(zip(data, wanted, strict=True)):
+            with draws.at(index):
+                found = run_batch(sides.reference, batch)
+            add_outputs(errors, expected, found)
     return errors.sqnr
 
 
 @torch.no_grad()
 def float_outputs(sides: Sides, data: Iterable[object]) -> list[object]:
     """Return what the float model returns for each batch."""
-    return [run_batch(sides.original, batch) for batch in data]
+    draws, outputs = Draws(sides.original), list[object]()
+    for index, batch in enumerate(data):
+        with draws.at(index):
+            outputs.append(run_batch(sides.original, batch))
+    return outputs
 
 
 @contextmanager

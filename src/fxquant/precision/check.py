@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fxquant.capture.canonical.as_plain import as_plain
-from fxquant.capture.run_untraced import copy_inputs, evaluating
+from fxquant.capture.run_untraced import Draws, copy_inputs, evaluating
 from fxquant.capture.untouched.snapshot import left_as_it_was
 from fxquant.capture.untouched.written import parameters_kept
 from fxquant.config.check_fields import check_arguments
@@ -186,7 +186,7 @@ def compare_outputs(
 
     What is `known` of the float model's answers to these very batches is not computed again, and grows by the others.
     """
-    found, tree = Outputs(), tree_of(quantized)
+    found, tree, draws = Outputs(), tree_of(quantized), Draws(float_model)
     with (
         torch.no_grad(),
         evaluating(float_model),
@@ -196,11 +196,13 @@ def compare_outputs(
         for index, batch in enumerate(batches):
             wanted = None if known is None else known.get(index)
             if wanted is None:
-                with parameters_kept(float_model):
+                with parameters_kept(float_model), draws.at(index):
                     wanted = tree.call(float_model, copy_inputs(batch))
             if known is not None:
                 known.keep(index, wanted)
-            found.add(wanted, run_quantized(quantized, copy_inputs(batch)))
+            with draws.at(index):
+                made = run_quantized(quantized, copy_inputs(batch))
+            found.add(wanted, made)
     return found
 
 

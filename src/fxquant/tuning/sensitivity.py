@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fxquant.arguments import check_calibrated
-from fxquant.capture.run_untraced import evaluating
+from fxquant.capture.run_untraced import Draws, evaluating
 from fxquant.capture.untouched.snapshot import Snapshot
 from fxquant.config.check_fields import check_arguments
 from fxquant.config.rules import Rules
@@ -248,7 +248,8 @@ class _Ask:
         self._model, self._batches, self._evaluate, self._switches = model, batches, evaluate, switches
         self._before = Snapshot(model)
         self._set(lambda each: False)
-        self._wanted = [] if evaluate is not None else [self._outputs(batch) for batch in batches]
+        self._draws = Draws(model)
+        self._wanted = [] if evaluate is not None else [self._outputs(at, batch) for at, batch in enumerate(batches)]
         self._before.restore()
 
     def _set(self, rounds: Callable[[Switched], bool]) -> None:
@@ -256,8 +257,9 @@ class _Ask:
             switch.enable_fake_quant(rounds(switch))
 
     @torch.no_grad()
-    def _outputs(self, batch: object) -> list[Tensor]:
-        leaves = tree_leaves(run_batch(self._model, batch))
+    def _outputs(self, index: int, batch: object) -> list[Tensor]:
+        with self._draws.at(index):
+            leaves = tree_leaves(run_batch(self._model, batch))
         return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
     def __call__(self, rounds: Callable[[Switched], bool]) -> float:
@@ -272,8 +274,8 @@ class _Ask:
             with torch.no_grad():
                 return read_score(self._evaluate(self._model)).value
         signal = noise = 0.0
-        for batch, wanted in zip(self._batches, self._wanted, strict=True):
-            for one, other in zip(self._outputs(batch), wanted, strict=True):
+        for at, (batch, wanted) in enumerate(zip(self._batches, self._wanted, strict=True)):
+            for one, other in zip(self._outputs(at, batch), wanted, strict=True):
                 whole = torch.isfinite(one) & torch.isfinite(other)
                 signal += float((other[whole] ** 2).sum())
                 noise += float(((one - other)[whole] ** 2).sum())
