@@ -6,6 +6,7 @@ A run without data sees the sizes of what is made, but not what is made of numbe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -47,6 +48,26 @@ def may_grow(node: fx.Node) -> bool:
         return False
     word = word_of(node)
     return word not in BOUNDED and word.rstrip("_") not in BOUNDED and not word.startswith("__")
+
+
+def inverse_stft(
+    input: Any,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: object = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: int | None = None,
+    return_complex: bool = False,
+) -> Tensor:
+    """Return a tensor of the shape that torch.istft makes, which itself looks at the values of the window."""
+    whole = n_fft + (n_fft // 4 if hop_length is None else hop_length) * (input.shape[-1] - 1)
+    size = length if length is not None else whole - n_fft // 2 * 2 * center
+    dtype = input.dtype if return_complex else input.dtype.to_real()
+    made: Tensor = input.new_empty((*input.shape[:-2], max(whole, size)), dtype=dtype)  # with what it adds up on the way
+    return made[..., :size]
 
 
 def check_operands(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fxquant.archive.check_amounts import BY_VALUES, check_module, infos_of, may_grow, word_of
+from fxquant.archive.check_amounts import BY_VALUES, check_module, infos_of, inverse_stft, may_grow, word_of
 from fxquant.archive.check_calls import check_values
 from fxquant.archive.check_defaults import check_default
 from fxquant.archive.check_python import (
@@ -134,11 +134,11 @@ class _Run:
         try:
             return self._call(node, args, kwargs)
         except NotImplementedError:
-            return self._by_values(node, args)
+            return self._by_values(node, args, kwargs)
         except RuntimeError as error:
             if "meta tensor" not in str(error) and "Meta tensor" not in str(error):
                 raise
-            return self._by_values(node, args)
+            return self._by_values(node, args, kwargs)
 
     def _check_read(self) -> None:
         """What was checked of the file's tensors is to hold in the next call, too.
@@ -153,8 +153,10 @@ class _Run:
             if value._version and isinstance(owner, (Grid, QuantizedWeight)):
                 raise ArchiveError(f"the graph writes to {name[:80]!r}, which is no state of a model.")
 
-    def _by_values(self, node: fx.Node, args: tuple[object, ...]) -> object:
+    def _by_values(self, node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         """Return the result of a call that needs the values of its tensors."""
+        if word_of(node) == "istft":
+            return inverse_stft(*args, **kwargs)
         if node.op != "call_module" and may_grow(node):
             raise ArchiveError(BY_VALUES)
         if word_of(node) == "tolist" and isinstance(args[0], Tensor):
