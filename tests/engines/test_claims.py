@@ -132,23 +132,14 @@ def test_a_residual_is_fused(kind: str) -> None:
     check(Net(kind, None, residual=True))
 
 
-VOLUMES = ("conv3d", "conv_transpose3d")
-FLAT = [kind for kind in WEIGHTED if kind not in VOLUMES]
 needs_native = pytest.mark.skipif(not as_engine("native").available(), reason="no native code here")
 
 
 @pytest.mark.broad
 @needs_native
-@pytest.mark.parametrize(("kind", "tail"), list(zip(itertools.cycle(FLAT), sorted(TARGET.tails["linear"]))))
+@pytest.mark.parametrize(("kind", "tail"), list(zip(itertools.cycle(WEIGHTED), sorted(TARGET.tails["linear"]))))
 def test_native_code_has_it_as_well(kind: str, tail: str) -> None:
     runner = runner_of(converted(Net(kind, tail, residual=True), fq.Native(cache=None))[1])
     assert runner is not None
     assert not runner.failed
     assert not runner.outside
-
-
-@needs_native
-def test_native_code_leaves_volumes_to_onednn() -> None:
-    runner = runner_of(converted(Net("conv3d", None, residual=True), fq.Native(cache=None))[1])
-    assert runner is not None
-    assert "no op with a native kernel" in runner.failed

@@ -58,10 +58,11 @@ class Attends(nn.Module):
 class Ending(nn.Module):
     """An op between two quantized tensors, and a second one that reads it."""
 
-    def __init__(self, op: nn.Module, act: nn.Module, residual: bool, outputs: int) -> None:
+    def __init__(self, op: nn.Module, act: nn.Module, residual: bool, outputs: int, volumes: bool = False) -> None:
         super().__init__()
         self.op, self.act, self.residual = op, act, residual
-        self.last = nn.Conv2d(outputs, 4, 1) if outputs > 0 else nn.Linear(-outputs, 4)
+        last = nn.Conv3d if volumes else nn.Conv2d
+        self.last = last(outputs, 4, 1) if outputs > 0 else nn.Linear(-outputs, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.op(x)
@@ -150,6 +151,33 @@ def pools(draw: Any) -> tuple[nn.Module, Tensor]:
 
 
 @st.composite
+def volumes(draw: Any) -> tuple[nn.Module, Tensor]:
+    """Convolutions, plain and transposed, pools, resizes and norms of three axes."""
+    three = st.tuples(*[st.integers(1, 3)] * 3)
+    kernel, stride, dilation = draw(three), draw(three), draw(st.sampled_from((1, 1, 2)))
+    groups = draw(st.sampled_from((1, 1, 1, 2, 3)))
+    inputs, outputs = (groups * draw(st.integers(1, 20)) for _ in range(2))
+    padding, extra = tuple(draw(st.integers(0, size // 2)) for size in kernel), draw(st.integers(0, min(stride) - 1))
+    kind = draw(st.sampled_from(("conv", "conv", "conv", "transposed", "transposed", "pool", "resize", "norm")))
+    if kind == "conv":
+        op: nn.Module = nn.Conv3d(inputs, outputs, kernel, stride, padding, dilation, groups)
+    elif kind == "transposed":
+        op = nn.ConvTranspose3d(inputs, outputs, kernel, stride, padding, extra)
+    else:
+        outputs = inputs
+        op = {
+            "pool": draw(st.sampled_from((nn.MaxPool3d, nn.AvgPool3d)))(kernel, stride, padding),
+            "resize": nn.Upsample(scale_factor=2.0, mode=draw(st.sampled_from(("nearest", "trilinear")))),
+            "norm": nn.GroupNorm(groups, inputs),
+        }[kind]
+    size = draw(st.tuples(*[st.integers(5, 9)] * 3))
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    op = nn.Sequential(nn.Conv3d(inputs, inputs, 1), op, nn.Conv3d(outputs, outputs, 3, padding=1))
+    model = Ending(op, draw(st.sampled_from(ACTS)), draw(st.booleans()), outputs, volumes=True)
+    return model, torch.randn(3, inputs, *size)
+
+
+@st.composite
 def resized(draw: Any) -> tuple[nn.Module, Tensor]:
     channels, smooth = draw(st.integers(1, 40)), draw(st.booleans())
     size = draw(st.tuples(st.integers(1, 20), st.integers(1, 20)))
@@ -215,6 +243,11 @@ class TestGeometries:
     @LEAN
     @given(pools())
     def test_pools(self, machine: Machine, case: tuple[nn.Module, Tensor]) -> None:
+        check(*case, machine)
+
+    @LEAN
+    @given(volumes())
+    def test_volumes(self, machine: Machine, case: tuple[nn.Module, Tensor]) -> None:
         check(*case, machine)
 
     @LEAN

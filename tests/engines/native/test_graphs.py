@@ -193,8 +193,8 @@ def test_a_layer_that_is_a_graph_itself() -> None:
 
 
 def test_what_runs_elsewhere_is_explained() -> None:
-    x = torch.randn(1, 2, 4, 4, 4)
-    _, native = both(nn.Sequential(nn.Conv3d(2, 3, 3), nn.ReLU()), x)
+    x = torch.randn(1, 4, 5, 5)
+    _, native = both(nn.Sequential(nn.ConvTranspose2d(4, 4, 3, groups=2), nn.ReLU()), x)
     assert engine_of(native) == "onednn"  # type: ignore[arg-type]
-    (row,) = (row for row in fq.explain(native) if row.kind == "conv3d")
+    (row,) = (row for row in fq.explain(native) if row.kind == "conv_transpose2d")
     assert "on onednn: it has no op with a native kernel" in row.reason

@@ -42,7 +42,7 @@ def runs_native(model: nn.Module) -> bool:
 @pytest.mark.parametrize("name", ZOO)
 def test_agrees_with_the_reference(name: str) -> None:
     reference, native, inputs = reference_and_native(name)
-    assert runs_native(native) or name == "conv3d"
+    assert runs_native(native)
     for twin in (native, copy.deepcopy(native)):
         for count in (1, 3):
             args, kwargs = tree_map(partial(repeat, count), inputs)

@@ -29,7 +29,7 @@ _FEW = 2048  # outputs of a sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbers:
-    """The arithmetic of a weighted op, in doubles: weights [channels, ky, kx, inputs], scale and bias."""
+    """The arithmetic of a weighted op, in doubles: weights [channels, kz * ky, kx, inputs], scale and bias."""
 
     weight: NDArray[np.int8]
     scale: Doubles
@@ -71,7 +71,7 @@ def numbers(reader: Reader, group: Group, x: Grid, axis: int = 0) -> Numbers:
     assert holder is not None
     check_weight(holder, weight, axis)
     q = holder.integers.detach().numpy()
-    q = q.reshape(*q.shape, *(1,) * (4 - q.ndim)) if q.ndim != 3 else q[:, :, None, :]
+    q = q.reshape(*q.shape[:2], -1, q.shape[-1]) if q.ndim > 2 else q[:, :, None, None]
     q = np.ascontiguousarray((q if axis == 0 else q.swapaxes(0, 1)).transpose(0, 2, 3, 1))
     bias_node = group.node.args[2] if len(group.node.args) > 2 else None
     bias = reader.constant_of(bias_node) if bias_node is not None else None

@@ -56,9 +56,9 @@ def _walk(op: Op) -> _Walk | None:
             out_step=spec.out_row,
             out_span=spec.width * spec.out_pixel,
         )
-    if isinstance(spec, Gemm) and not spec.moved and _weights(spec) <= _NEAR:
+    if isinstance(spec, Gemm) and spec.depth is None and not spec.moved and _weights(spec) <= _NEAR:
         taps, last = spec.taps, spec.width - 1
-        run = (taps.ys - 1) * taps.y_step + (taps.xs - 1) * taps.x_step + taps.length
+        run = taps.place(taps.count - 1) + taps.length
         return _Walk(
             in_step=spec.in_row,
             in_span=spec.place(last, spec.in_pixel, spec.in_line) + run,

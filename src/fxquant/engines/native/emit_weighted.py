@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
@@ -13,7 +15,7 @@ from fxquant.engines.native.arithmetic import Numbers, ending, largest
 from fxquant.engines.native.depthwise_shape import Depthwise, block_widths
 from fxquant.engines.native.emit_scaled import scaled_affine
 from fxquant.engines.native.finish import Finish
-from fxquant.engines.native.gemm_shape import Gemm, Taps
+from fxquant.engines.native.gemm_shape import Depth, Gemm, Taps
 from fxquant.engines.native.gemm_tiles import choose_tile, lines_of, split_row, takes_narrow, takes_shared
 from fxquant.engines.native.groups import Group, Pads, is_handed_in
 from fxquant.engines.native.machine import Machine
@@ -36,11 +38,12 @@ class Geometry:
     dilation: tuple[int, ...]
     groups: int
     pads: Pads
+    planes: int = 1  # of the kernel, for volumes
 
 
 def is_depthwise(made: Numbers, geometry: Geometry, grid: Grid | None) -> bool:
     outputs, ky, kx, inputs = made.weight.shape
-    small = ky * kx <= 49 and max(geometry.stride) <= 2
+    small = ky * kx <= 49 and max(geometry.stride) <= 2 and len(geometry.stride) == 2
     return inputs == 1 and geometry.groups == outputs > 1 and geometry.dilation == (1, 1) and grid is not None and small
 
 
@@ -96,22 +99,38 @@ def emit_conv(
     reader: Reader, group: Group, made: Numbers, views: tuple[View, View | None, View], geometry: Geometry
 ) -> None:
     x, other, out = views
-    ky, kx, inputs = made.weight.shape[1:]
-    (_, row, pixel), (dy, dx) = x.strides, geometry.dilation
+    lines, kx, inputs = made.weight.shape[1:]
+    row, pixel = x.strides[-2:]
+    dy, dx = geometry.dilation[-2:]
     joined = pixel == inputs and dx == 1 and geometry.groups == 1 and kx > 1
+    taps = Taps(ys=lines // geometry.planes, xs=kx, y_step=row * dy, x_step=pixel * dx, length=inputs)
     if joined:
-        taps = Taps(ys=ky, xs=1, y_step=row * dy, x_step=0, length=kx * inputs)
-    else:
-        taps = Taps(ys=ky, xs=kx, y_step=row * dy, x_step=pixel * dx, length=inputs)
-    rows, width = out.shape[1:]
-    sy, sx = geometry.stride
-    strides = (row * sy, pixel * sx, *out.strides[1:], *(other.strides[1:] if other is not None else (0, 0)))
+        taps = replace(taps, xs=1, x_step=0, length=kx * inputs)
+    rows, width = out.shape[-2:]
+    sy, sx = geometry.stride[-2:]
+    strides = (row * sy, pixel * sx, *out.strides[-2:], *(other.strides[-2:] if other is not None else (0, 0)))
     images = [x, out, *((other,) if other is not None else ())]
-    flat = (sy, sx) == (1, 1) and ky * kx == 1 and all(v.strides[1] == v.strides[2] * v.shape[2] for v in images)
-    if flat and rows > 1:
+    alone = lines * kx == 1 and set(geometry.stride) == {1}
+    if alone and rows > 1 and all(v.strides[-2] == v.strides[-1] * v.shape[-1] for v in images):
         rows, width = 1, rows * width
-    source = replace(x, offset=x.offset - geometry.pads[0] * row - geometry.pads[1] * pixel)
-    emit_gemm(reader, group, made, (source, other, out), taps, (rows, width, strides), geometry)
+    depth = None
+    if len(out.shape) > 3:
+        planes, steps = out.shape[1], [v.strides[1] for v in images]
+        if rows == alone and all(v.strides[1] == v.strides[2] * v.shape[2] for v in images):
+            width *= planes
+        else:
+            taps = replace(taps, zs=geometry.planes, z_step=steps[0] * geometry.dilation[0])
+            steps[0] *= geometry.stride[0]
+            depth = depth_of(planes, steps)
+    back = sum(map(operator.mul, geometry.pads, x.strides[1:]))
+    source = replace(x, offset=x.offset - back)
+    emit_gemm(reader, group, made, (source, other, out), taps, (rows, width, strides), geometry, depth=depth)
+
+
+def depth_of(planes: int, steps: Sequence[int]) -> Depth:
+    """Return what `emit_gemm` takes: strides of input, output, and what is added to it, in elements."""
+    into, out, other = (*steps, 0)[:3]
+    return Depth(planes=planes, rows=1, into=into, out=out, other=other)
 
 
 def _widen_groups(weight: NDArray[np.int8], groups: int, blocks: list[int]) -> tuple[NDArray[np.int8], list[int]]:
@@ -190,6 +209,7 @@ class _Product:
     groups: int
     finish: Finish
     other: bool
+    depth: Depth | None
 
     def form(self, host: Machine, most: int) -> tuple[Gemm, Machine, NDArray[np.uint8], list[int] | None]:
         """(kernel, machine, weights, offsets of moved blocks) for inputs up to `most`: what is fastest and exact."""
@@ -222,8 +242,13 @@ class _Product:
             weight, offsets = _widen_groups(self.weight, self.groups, [grain * machine.floats] * len(tile[0]))
             taps = replace(taps, length=weight.shape[3])
         near = taps.steps * 4 * channels * machine.weight_bytes <= _L1
+        spec = _over(taps, self.extent, tile, finish, machine, near=near)
+        if self.depth is not None:
+            depth, size = self.depth, finish.out_bytes
+            inside = replace(depth, rows=spec.rows, out=depth.out * size, other=depth.other * size)
+            spec = replace(spec, rows=spec.rows * depth.planes, depth=inside)
         spec = replace(
-            _over(taps, self.extent, tile, finish, machine, near=near),
+            spec,
             narrow=narrow,
             shared=shared,
             moved=offsets is not None,
@@ -243,10 +268,11 @@ def emit_gemm(
     geometry: Geometry | None,
     border: bool = True,
     place: View | None = None,
+    depth: Depth | None = None,
 ) -> None:
     """Emit a matrix product. `extent`: rows, width, and (row, pixel) strides of input, output and other (elements).
 
-    `place` holds the grid of an input that is on one of its own.
+    `place` holds the grid of an input that is on one of its own; `depth` is that of volumes.
     """
     x, other, out = views
     end = ending(reader, group, made, other, out)
@@ -259,6 +285,7 @@ def emit_gemm(
         groups=1 if geometry is None else geometry.groups,
         finish=replace(end.spec, turns=end.spec.landed),
         other=other is not None,
+        depth=depth,
     )
     spec, machine, weights, offsets = product.form(reader.machine, _most(group, x))
     packed = reader.constant(weights)
@@ -269,7 +296,8 @@ def emit_gemm(
     else:
         scaled = scaled_affine(reader, made, spec, machine, place)
         params, reads = pointer(scaled), [x, scaled]
-    shown = "linear" if group.kind == "linear" else f"conv {ky}x{kx}"
+    kernel = (ky, kx) if taps.zs == 1 else (taps.zs, ky // taps.zs, kx)
+    shown = "linear" if group.kind == "linear" else f"conv {'x'.join(map(str, kernel))}"
     reader.emit(
         gemm.emit,
         spec,

@@ -143,11 +143,25 @@ def _block_rows(k: Kernel, spec: Gemm, vectors: int, block: _Block, bounds: tupl
     steps = (spec.in_row, spec.out_row, spec.other_row)
 
     def row(y: str, width: int) -> None:
-        _row(k, spec, vectors, block.moved(k, y, steps, block.ahead.row), width)
+        at, inside = block, y
+        if spec.depth is not None:
+            depth, plane = spec.depth, k.value(f"udiv i64 {y}, {spec.depth.rows}")
+            inside = k.value(f"urem i64 {y}, {depth.rows}")
+            at = at.moved(k, plane, (depth.into, depth.out, depth.other), k.mul(block.ahead.row, depth.rows))
+        _row(k, spec, vectors, at.moved(k, inside, steps, block.ahead.row), width)
 
     low, high = bounds
     if spec.last == spec.width:
         k.each(low, high, lambda y: row(y, spec.width))
+        return
+    if spec.depth is not None:
+
+        def either(y: str, rows: int = spec.depth.rows) -> None:
+            ends = k.value(f"icmp eq i64 {k.value(f'urem i64 {y}, {rows}')}, {rows - 1}")
+            k.when(ends, lambda: row(y, spec.last))
+            k.when(k.value(f"xor i1 {ends}, true"), lambda: row(y, spec.width))
+
+        k.each(low, high, either)
         return
     full = spec.rows - 1
     k.each(low, k.call("llvm.smin.i64", high, str(full)), lambda y: row(y, spec.width))
@@ -192,16 +206,23 @@ def _tile(k: Kernel, spec: Gemm, vectors: int, block: _Block, pixels: int) -> No
         sums = k.loop(0, 1, 1, all_taps, carries, apart=spec.finish.act is not None)
     else:
 
-        def tap_row(y: str, sums: list[str]) -> list[str]:
-            x_row = k.step(block.x, y, taps.y_step)
-            weight_row = k.step(block.weights, y, taps.xs * run_size)
+        def tap_plane(z: str, sums: list[str]) -> list[str]:
+            x_plane = k.step(block.x, z, taps.z_step)
+            weight_plane = k.step(block.weights, z, taps.ys * taps.xs * run_size)
 
-            def one(x: str, sums: list[str]) -> list[str]:
-                return tap(sums, k.step(x_row, x, taps.x_step), k.step(weight_row, x, run_size))
+            def tap_row(y: str, sums: list[str]) -> list[str]:
+                x_row = k.step(x_plane, y, taps.y_step)
+                weight_row = k.step(weight_plane, y, taps.xs * run_size)
 
-            return k.loop(0, taps.xs, 1, one, again(sums))
+                def one(x: str, sums: list[str]) -> list[str]:
+                    return tap(sums, k.step(x_row, x, taps.x_step), k.step(weight_row, x, run_size))
 
-        sums = _rests(k, spec, (vectors, pixels, block), k.loop(0, taps.ys, 1, tap_row, carries))
+                return k.loop(0, taps.xs, 1, one, again(sums))
+
+            return k.loop(0, taps.ys, 1, tap_row, again(sums))
+
+        sums = k.loop(0, taps.zs, 1, tap_plane, carries) if taps.zs > 1 else tap_plane("0", sums)
+        sums = _rests(k, spec, (vectors, pixels, block), sums)
     _finish(k, spec, (vectors, pixels, block), sums)
 
 

@@ -14,10 +14,12 @@ LINE = 64  # bytes that are loaded from memory at once
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taps:
-    """Runs of bytes that belong to one output: `ys` times `xs` of `length` bytes."""
+    """Runs of bytes that belong to one output: `zs` times `ys` times `xs` of `length` bytes."""
 
+    zs: int = 1
     ys: int
     xs: int
+    z_step: int = 0
     y_step: int
     x_step: int
     length: int
@@ -25,7 +27,7 @@ class Taps:
 
     @property
     def count(self) -> int:
-        return self.ys * self.xs
+        return self.zs * self.ys * self.xs
 
     @property
     def quads(self) -> int:
@@ -44,8 +46,20 @@ class Taps:
 
     def place(self, index: int) -> int:
         """Return where a run begins, in bytes from the first."""
-        y, x = divmod(index, self.xs)
-        return y * self.y_step + x * self.x_step
+        line, x = divmod(index, self.xs)
+        z, y = divmod(line, self.ys)
+        return z * self.z_step + y * self.y_step + x * self.x_step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Depth:
+    """How a volume's outputs lie in memory: `planes` of so many `rows`, and bytes from one plane to the next."""
+
+    planes: int
+    rows: int
+    into: int
+    out: int
+    other: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,13 +67,15 @@ class Gemm:
     """The shape of one kernel. Strides are in bytes; those of inputs are from one output to the next.
 
     `rows` of `width` outputs, the last of them of `last` instead. `blocks` are the vectors of output channels that a
-    tile has, for each block of channels. With `line`, a row is a tile of several lines of so many outputs.
+    tile has, for each block of channels. With `line`, a row is a tile of several lines of so many outputs. With
+    `depth`, the rows are those of all planes, the last of each of `last` outputs.
     """
 
     taps: Taps
     rows: int
     width: int
     last: int
+    depth: Depth | None = None
     in_row: int
     in_pixel: int
     out_row: int

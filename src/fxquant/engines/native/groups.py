@@ -17,9 +17,9 @@ from fxquant.engines.read_qdq import is_dequantize, is_quantize, single_user, we
 from fxquant.graph import torch_compat
 from fxquant.ops.table import Op, argument
 
-Pads = tuple[int, int, int, int]  # top, left, bottom, right
-CONVS = {"conv1d": 1, "conv2d": 2}
-TRANSPOSED = {"conv_transpose1d": 1, "conv_transpose2d": 2}
+Pads = tuple[int, ...]  # [front,] top, left, [back,] bottom, right
+CONVS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
+TRANSPOSED = {"conv_transpose1d": 1, "conv_transpose2d": 2, "conv_transpose3d": 3}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +134,7 @@ def pads_of(node: fx.Node, op: Op, kernel: tuple[int, ...]) -> Pads:
         low = high = list(explicit_padding(padding, kernel, dilation) or ())
     if len(kernel) == 1:
         low, high = [0, *low], [0, *high]
-    return low[0], low[1], high[0], high[1]
+    return (*low, *high)
 
 
 def as_tuple(value: int | Sequence[int], count: int) -> tuple[int, ...]:

@@ -57,11 +57,10 @@ def pack_listed(
     quads = np.ascontiguousarray(picked.transpose(0, 2, 1)).view(np.uint8).reshape(-1, 4 * size)
     # where they are: the last window of a run is loaded from within it, if that is long enough
     tap, window = np.divmod(steps.window % (taps.count * windows), windows)
-    y, x = np.divmod(tap, taps.xs)
     start = window * WINDOW
     load = np.minimum(start, max(0, taps.length - WINDOW))
     lists = np.empty((len(steps.window), 2), np.int32)
-    lists[:, 0] = y * taps.y_step + x * taps.x_step + load
+    lists[:, 0] = np.array([taps.place(index) for index in range(taps.count)])[tap] + load
     places = np.where(steps.places < NONE, steps.places + (start - load)[:, None], NONE).astype(np.uint8)
     lists[:, 1] = places.view(np.int32)[:, 0]
     return _joined(lists, quads, np.bincount(steps.window // (taps.count * windows), minlength=blocks))

@@ -6,20 +6,27 @@ between pixels. `fill_border` writes the zero point around an image, where a pad
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fxquant.engines.native.machine import Machine
+from fxquant.engines.native.values import Buffer
 from fxquant.engines.native.vector import Kernel, indices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planes:
-    """`channels` planes of `rows` times `width` floats, dense; the output's row stride is in bytes."""
+    """`channels` planes of `rows` times `width` floats, dense; the output's row stride is in bytes.
+
+    Of a volume, each channel has several planes of `depth` rows, which lie `out_plane` bytes apart in the output.
+    """
 
     channels: int
     rows: int
     width: int
     out_row: int
+    depth: int = 0
+    out_plane: int = 0
     low: int
     high: int
     nan: int = 0
@@ -32,7 +39,11 @@ def quantize_planes(name: str, spec: Planes, machine: Machine) -> Kernel:
     grid = _grid(k, spec)
 
     def row(y: str) -> None:
-        source, out = k.step("%x", y, 4 * spec.width), k.step("%out", y, spec.out_row)
+        source, out, line = k.step("%x", y, 4 * spec.width), "%out", y
+        if spec.depth:
+            plane, line = (k.value(f"{how} i64 {y}, {spec.depth}") for how in ("udiv", "urem"))
+            out = k.step(out, plane, spec.out_plane)
+        out = k.step(out, line, spec.out_row)
 
         def turn(x: str, kept: int) -> None:
             planes = []
@@ -94,13 +105,29 @@ def _interleave(k: Kernel, planes: list[str], grid: _Grid) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Border:
-    """Bytes: `top` before the first row, rows of `inner` with `gap` between them, `bottom` after the last."""
+    """Bytes: `top` before the first row, rows of `inner` with `gap` between them, `bottom` after the last.
+
+    A volume has `planes` of such rows, with `between` from one to the next.
+    """
 
     top: int
+    planes: int = 1
+    between: int = 0
     rows: int
     inner: int
     gap: int
     bottom: int
+
+
+def border_of(buffer: Buffer) -> Border:
+    """Return what surrounds an image, or a volume, of a buffer."""
+    (height, width), (y, x) = buffer.image[-2:], buffer.pad[-2:]
+    whole = buffer.size // math.prod(size + 2 * edge for size, edge in zip(buffer.image[1:], buffer.pad, strict=True))
+    row = (width + 2 * x) * whole
+    edge, planes = y * row + x * whole, buffer.image[1] if len(buffer.image) > 3 else 1
+    end = edge + (buffer.pad[0] * (height + 2 * y) * row if len(buffer.pad) > 2 else 0)
+    inner, gap = width * whole, 2 * x * whole
+    return Border(top=end, planes=planes, between=2 * edge, rows=height, inner=inner, gap=gap, bottom=end)
 
 
 def fill_border(name: str, spec: Border, machine: Machine) -> Kernel:
@@ -113,8 +140,21 @@ def fill_border(name: str, spec: Border, machine: Machine) -> Kernel:
             k.call("llvm.memset.p0.i64", address, byte, str(size), "false")
 
     fill("%out", spec.top)
-    if spec.gap:
-        first = k.at("%out", spec.top + spec.inner)
-        k.each(0, spec.rows - 1, lambda y: fill(k.step(first, y, spec.inner + spec.gap), spec.gap))
-    fill(k.at("%out", spec.top + spec.rows * spec.inner + (spec.rows - 1) * spec.gap), spec.bottom)
+    size = spec.rows * spec.inner + (spec.rows - 1) * spec.gap
+
+    def plane(first: str) -> None:
+        if spec.gap and spec.rows > 1:
+            at = k.at(first, spec.inner)
+            k.each(0, spec.rows - 1, lambda y: fill(k.step(at, y, spec.inner + spec.gap), spec.gap))
+
+    def before(z: str) -> None:
+        first = k.step(k.at("%out", spec.top), z, size + spec.between)
+        plane(first)
+        fill(k.at(first, size), spec.between)
+
+    if spec.planes > 1:
+        k.each(0, spec.planes - 1, before)
+    last = k.at("%out", spec.top + (spec.planes - 1) * (size + spec.between))
+    plane(last)
+    fill(k.at(last, size), spec.bottom)
     return k

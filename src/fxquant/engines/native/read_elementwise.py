@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -50,12 +51,15 @@ def _quantize_channels(reader: Reader, node: fx.Node, grid: Grid) -> View:
 
 def quantize_picture(reader: Reader, node: fx.Node, view: View, grid: Grid) -> View | None:
     """Return a picture of few channels, without a gap between its pixels."""
-    if len(view.shape) != 3 or view.shape[0] > _FEW or view.buffer.space != "slot":
+    if len(view.shape) not in (3, 4) or view.shape[0] > _FEW or view.buffer.space != "slot":
         return None
-    channels, height, width = view.shape
-    out = image("u8", view.shape, reader.border(node) or (0, 0), grid, view.level + 1, tight=True)
+    channels, *depth, height, width = view.shape
+    out = image("u8", view.shape, reader.border(node) or (), grid, view.level + 1, tight=True)
     ends = {"low": grid.low, "high": grid.high, "nan": grid.nan}
-    spec = Planes(channels=channels, rows=height, width=width, out_row=out.strides[1], **ends)
+    rows = math.prod((*depth, height))
+    if depth:
+        ends |= {"depth": height, "out_plane": out.strides[1]}
+    spec = Planes(channels=channels, rows=rows, width=width, out_row=out.strides[-2], **ends)
     params = np.repeat(np.array([1.0 / grid.scale, grid.zero], np.float32), 16)
     reader.emit(
         quantize_planes,
@@ -63,8 +67,8 @@ def quantize_picture(reader: Reader, node: fx.Node, view: View, grid: Grid) -> V
         (pointer(view), reader.constant(params), pointer(out)),
         [view],
         out,
-        rows=height,
-        label=f"quantize {channels}x{height}x{width}",
+        rows=rows,
+        label=f"quantize {'x'.join(map(str, view.shape))}",
     )
     return out
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 
 import numpy as np
 from torch import fx, nn
 
 from fxquant.engines.native.groups import Pads
+from fxquant.engines.native.layouts import edges, origin
 from fxquant.engines.native.lazy import Outside, Value, lazy
 from fxquant.engines.native.ops import Pointer
 from fxquant.engines.native.pixels import Border, fill_border
@@ -95,14 +97,14 @@ def _joined(reader: Reader, node: fx.Node, shape: tuple[int, ...], views: list[V
     level = max(view.level for view in views)
     level += level % 2
     pad = _border(reader, node) if grid is not None else None
-    if len(shape) == 3 and (pad is not None or any(is_image(view) for view in views)):
-        return image("f32" if grid is None else "u8", shape, pad or (0, 0), grid, level)
+    if (pad is not None and len(shape) > 2) or (len(shape) == 3 and any(is_image(view) for view in views)):
+        return image("f32" if grid is None else "u8", shape, pad or (), grid, level)
     like = views[0] if len(views[0].shape) == len(shape) and views[0].batched else None
     order = axes_by_stride(like) if like is not None else tuple(range(len(shape)))
     return dense("f32" if grid is None else "u8", shape, order, grid, level)
 
 
-def _border(reader: Reader, node: fx.Node) -> tuple[int, int] | None:
+def _border(reader: Reader, node: fx.Node) -> tuple[int, ...] | None:
     found = (reader.border(end) for end in (node, *node.users))
     return next((pad for pad in found if pad is not None), None)
 
@@ -110,7 +112,8 @@ def _border(reader: Reader, node: fx.Node) -> tuple[int, int] | None:
 def _pads(reader: Reader, node: fx.Node) -> tuple[int, ...]:
     """Return how many zeros are put around a tensor, as torch counts them."""
     module = reader.region.get_submodule(str(node.target)) if node.op == "call_module" else None
-    if module is not None and not isinstance(module, (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)):
+    zeros = isinstance(module, (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)) and not module.value
+    if module is not None and not zeros:
         raise Unread("it pads with something else than zeros")
     pads = setting(node, module, 1, "padding" if module is not None else "pad", None)
     mode = setting(node, None, 2, "mode", "constant")
@@ -132,7 +135,7 @@ def frame_of(reader: Reader, node: fx.Node) -> Pads | None:
         pads = _pads(reader, node)
     except Unread:
         return None
-    return (pads[2], pads[0], pads[3], pads[1]) if len(pads) == 4 else None
+    return (*pads[-2::-2], *pads[::-2]) if len(pads) in (4, 6) else None
 
 
 def read_pad(reader: Reader, node: fx.Node) -> Value:
@@ -173,12 +176,12 @@ def _framed(reader: Reader, node: fx.Node) -> View | None:
     view = value if isinstance(value, View) else None
     if isinstance(value, Outside) and quantize is not None and is_quantize(quantize):
         view = quantize_picture(reader, source, reader.take_in(value), grid_of_quantize(reader, quantize))
-    if view is None or view.grid is None or len(view.shape) != 3 or view.buffer.image != view.shape:
+    if view is None or view.grid is None or 2 * len(view.shape[1:]) != len(frame) or view.buffer.image != view.shape:
         return None
-    (y, x), (_, row, pixel) = view.buffer.pad, view.strides
-    if y < max(frame[0], frame[2]) or x < max(frame[1], frame[3]) or view.offset != y * row + x * pixel:
+    if view.offset != origin(view) or not all(map(operator.ge, view.buffer.pad, edges(frame))):
         return None
-    return replace(view, shape=reader.shape(node), offset=view.offset - frame[0] * row - frame[1] * pixel)
+    back = sum(map(operator.mul, frame, view.strides[1:]))
+    return replace(view, shape=reader.shape(node), offset=view.offset - back)
 
 
 def read_pixel_shuffle(reader: Reader, node: fx.Node) -> Value:

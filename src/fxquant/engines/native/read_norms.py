@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from fxquant.engines.native import group_norm
 from fxquant.engines.native.group_norm import GroupNorm
-from fxquant.engines.native.layouts import as_image, tall, with_height
+from fxquant.engines.native.layouts import as_planes, in_planes, tall
 from fxquant.engines.native.lazy import Value
 from fxquant.engines.native.ops import pointer
 from fxquant.engines.native.read_acts import grid_of_quantize
@@ -17,7 +17,7 @@ from fxquant.engines.native.read_rows import dense_rows, emit_rows, order_of_row
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.rows import Rows
 from fxquant.engines.native.shapes import Unread
-from fxquant.engines.native.values import Grid, dense, drop_height, round_up
+from fxquant.engines.native.values import Grid, dense, drop_height, image, round_up
 from fxquant.engines.onednn.support import setting
 from fxquant.engines.read_qdq import is_quantize, single_user
 
@@ -98,11 +98,16 @@ def read_group_norm(reader: Reader, node: fx.Node) -> Value:
     else:
         raise Unread("it takes statistics of other data, or its settings are arguments")
     view, shape = reader.view(node.args[0]), reader.shape(node)
-    if len(shape) not in (2, 3):
+    if len(shape) not in (2, 3, 4):
         raise Unread("it is no image")
-    x = as_image(reader, with_height(view), (0, 0, 0, 0))
+    x = as_planes(reader, view)
     after, grid = _grid_after(reader, node)
-    out = reader.output(after or node, tall(shape), grid, x, x.level)
+    if len(shape) > 3:
+        found = image("f32" if grid is None else "u8", shape, (), grid, x.level + x.level % 2)
+        out = in_planes(found)
+    else:
+        out = reader.output(after or node, tall(shape), grid, x, x.level)
+        found = out if len(shape) == 3 else drop_height(out)
     element, size = x.buffer.element, out.buffer.element
     spec = GroupNorm(
         channels=channels,
@@ -123,7 +128,6 @@ def read_group_norm(reader: Reader, node: fx.Node) -> Value:
     params = np.concatenate((*_affine(reader, node, (2, 3), channels), _numbers(x.grid, grid)))
     label = f"group norm {'x'.join(map(str, shape))} / {groups}"
     reader.emit(group_norm.emit, spec, (pointer(x), reader.constant(params), pointer(out)), [x], out, label=label)
-    found = out if len(shape) == 3 else drop_height(out)
     if after is not None:
         reader.taken[after] = found
     return found

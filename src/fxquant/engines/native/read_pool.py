@@ -9,7 +9,7 @@ from typing import Literal
 from torch import fx, nn
 
 from fxquant.engines.native import pool
-from fxquant.engines.native.layouts import as_image, with_height
+from fxquant.engines.native.layouts import as_image, tall, with_height
 from fxquant.engines.native.lazy import Lazy, Value, lazy
 from fxquant.engines.native.ops import pointer
 from fxquant.engines.native.pool import Pool, Window
@@ -67,9 +67,9 @@ def _ends(reader: Reader, node: fx.Node, x: Grid, own_grid: bool) -> tuple[fx.No
 def _source(reader: Reader, node: fx.Node) -> View:
     source = node.args[0] if node.args else node.kwargs.get("input")
     view = reader.bytes(source)
-    if len(view.shape) not in (2, 3):
-        raise Unread("it pools volumes")
-    return as_image(reader, with_height(view), (0, 0, 0, 0))
+    if len(view.shape) not in (2, 3, 4):
+        raise Unread("it pools no image")
+    return as_image(reader, with_height(view))
 
 
 def read_max_pool(reader: Reader, node: fx.Node) -> Value:
@@ -77,21 +77,18 @@ def read_max_pool(reader: Reader, node: fx.Node) -> Value:
     name = _name(reader, node)
     x = _source(reader, node)
     assert x.grid is not None
-    shape = reader.shape(node)
-    count = len(shape) - 1
-    tall = shape if count == 2 else (shape[0], 1, shape[1])
+    count, full = len(reader.shape(node)) - 1, tall(reader.shape(node))
+    apart: tuple[int, ...] = (1,) * len(full[1:])
     if "adaptive" in name:
-        ys, xs = _adaptive(x.shape[1], tall[1]), _adaptive(x.shape[2], tall[2])
-        apart: tuple[int, ...] = (1, 1)
+        axes = list(map(_adaptive, x.shape[1:], full[1:]))
     else:
         kernel, stride, pad = _settings(reader, node, count)
         module = _module(reader, node)
-        apart = _pair(setting(node, module, 4, "dilation", 1), count)[-2:]
-        both = zip(x.shape[1:], tall[1:], kernel, stride, pad, apart, strict=True)
-        ys, xs = (_windows(size, n, k, s, p, a) for size, n, k, s, p, a in both)
+        apart = _pair(setting(node, module, 4, "dilation", 1), count)
+        axes = list(map(_windows, x.shape[1:], full[1:], kernel, stride, pad, apart))
     end, grid = _ends(reader, node, x.grid, False)
-    windows = ([(low, high, 1.0) for low, high, _ in each] for each in (ys, xs))
-    made = _emit(reader, "max", x, tall, (end, grid or x.grid), tuple(windows), (apart[0], apart[1]))
+    windows = [[(low, high, 1.0) for low, high, _ in each] for each in axes]
+    made = _emit(reader, "max", x, full, (end, grid or x.grid), windows, apart)
     return _done(reader, node, end, made)
 
 
@@ -100,31 +97,28 @@ def read_avg_pool(reader: Reader, node: fx.Node) -> Value:
     source = node.args[0] if node.args else node.kwargs.get("input")
     if isinstance(source, fx.Node) and _is_float(reader.values[source]) and set(reader.shape(node)[1:]) == {1}:
         view = reader.view(source)
-        if "adaptive" in _name(reader, node) and len(view.shape) in (2, 3):
+        if "adaptive" in _name(reader, node) and len(view.shape) in (2, 3, 4):
             return mean_over(reader, node, view, tuple(range(1, len(view.shape))))
     x = _source(reader, node)
     assert x.grid is not None
-    shape = reader.shape(node)
-    count = len(shape) - 1
-    tall = shape if count == 2 else (shape[0], 1, shape[1])
+    count, full = len(reader.shape(node)) - 1, tall(reader.shape(node))
     if "adaptive" in _name(reader, node):
-        ys, xs = _adaptive(x.shape[1], tall[1]), _adaptive(x.shape[2], tall[2])
+        axes = list(map(_adaptive, x.shape[1:], full[1:]))
         padded = False
         divisor = None
     else:
         module = _module(reader, node)
         kernel, stride, pad = _settings(reader, node, count)
         padded = bool(setting(node, module, 5, "count_include_pad", True))
-        divisor = setting(node, module, 6, "divisor_override", None) if count == 2 else None
-        both = zip(x.shape[1:], tall[1:], kernel, stride, pad, strict=True)
-        ys, xs = (_windows(size, n, k, s, p, 1) for size, n, k, s, p in both)
+        divisor = setting(node, module, 6, "divisor_override", None) if count > 1 else None
+        axes = list(map(_windows, x.shape[1:], full[1:], kernel, stride, pad, (1,) * len(kernel)))
     shares: list[list[Window]] = []
-    for each in (ys, xs):
+    for each in axes:
         shares.append([(low, high, 1.0 / (all_ if padded else high - low)) for low, high, all_ in each])
     if divisor is not None:
-        shares = [[(low, high, 1.0 / math.sqrt(divisor)) for low, high, _ in each] for each in shares]
+        shares = [[(low, high, divisor ** (-1.0 / count)) for low, high, _ in each] for each in shares]
     end, grid = _ends(reader, node, x.grid, True)
-    made = _emit(reader, "mean", x, tall, (end, grid), (shares[0], shares[1]), (1, 1))
+    made = _emit(reader, "mean", x, full, (end, grid), shares, (1,) * len(shares))
     return _done(reader, node, end, made)
 
 
@@ -135,18 +129,19 @@ def read_mean(reader: Reader, node: fx.Node) -> Value:
     value = reader.values[source] if isinstance(source, fx.Node) else None
     if not isinstance(value, View) or value.grid is None or not _is_of_pixels(value, axes):
         return read_sum(reader, node)
-    x = as_image(reader, with_height(reader.bytes(source)), (0, 0, 0, 0))
+    x = as_image(reader, with_height(reader.bytes(source)))
     assert x.grid is not None
     end, grid = _ends(reader, node, x.grid, True)
-    whole = tuple([(0, size, 1.0 / size)] for size in x.shape[1:])
-    made = _emit(reader, "mean", x, (x.shape[0], 1, 1), (end, grid), whole, (1, 1))
+    ones = (1,) * len(x.shape[1:])
+    whole = [[(0, size, 1.0 / size)] for size in x.shape[1:]]
+    made = _emit(reader, "mean", x, (x.shape[0], *ones), (end, grid), whole, ones)
     return _done(reader, node, end, made)
 
 
 def _is_of_pixels(view: View, axes: int | Sequence[int] | None) -> bool:
     axes = (axes,) if isinstance(axes, int) else tuple(axes or ())
     rank = len(view.shape) + 1
-    return rank in (3, 4) and sorted(axis % rank for axis in axes) == list(range(2, rank))
+    return rank in (3, 4, 5) and sorted(axis % rank for axis in axes) == list(range(2, rank))
 
 
 def _is_float(value: Value) -> bool:
@@ -159,46 +154,50 @@ def _emit(
     x: View,
     shape: tuple[int, ...],
     ends: tuple[fx.Node, Grid | None],
-    windows: tuple[list[Window], ...],
-    apart: tuple[int, int],
+    windows: Sequence[list[Window]],
+    apart: tuple[int, ...],
 ) -> View:
     end, grid = ends
-    ys, xs = windows
-    if any(high <= low for low, high, _ in (*ys, *xs)):
+    if any(high <= low for axis in windows for low, high, _ in axis):
         raise Unread("a window of it is empty")
     source = x.grid
     assert source is not None
     channels = x.shape[0]
-    if x.strides[2] < round_up(channels):
-        x = reader.compute(lazy(x), None, x.grid, image("u8", x.shape, (0, 0), source, x.level + x.level % 2))
+    if x.strides[-1] < round_up(channels):
+        x = reader.compute(lazy(x), None, x.grid, image("u8", x.shape, (), source, x.level + x.level % 2))
     pad = reader.border(end) if grid is not None else None
     level = x.level + x.level % 2
-    out = image("u8" if grid is not None else "f32", shape, pad or (0, 0), grid, level)
+    out = image("u8" if grid is not None else "f32", shape, pad or (), grid, level)
     scale = source.scale / (grid.scale if grid is not None else 1.0)
+    volume = len(shape) > 3
+    out_plane, out_row, out_pixel = (0, *(step * out.buffer.element for step in out.strides[1:]))[-3:]
     spec = Pool(
         mode=mode,
         channels=round_up(channels),
-        rows=shape[1],
-        width=shape[2],
-        in_row=x.strides[1],
-        in_pixel=x.strides[2],
-        out_row=out.strides[1] * out.buffer.element,
-        out_pixel=out.strides[2] * out.buffer.element,
+        rows=shape[-2],
+        width=shape[-1],
+        in_row=x.strides[-2],
+        in_pixel=x.strides[-1],
+        out_row=out_row,
+        out_pixel=out_pixel,
+        planes=shape[1] if volume else 0,
+        in_plane=x.strides[1] if volume else 0,
+        out_plane=out_plane,
         out=out.dtype,
         apart=apart,
-        narrow=max(high - low for low, high, _ in xs) <= 256,
+        narrow=max(high - low for low, high, _ in windows[-1]) <= 256,
         low=grid.low if grid is not None else 0,
         high=grid.high if grid is not None else 255,
     )
-    table = pool.table(ys, xs, scale, source.zero, 0.0 if grid is None else grid.zero)
+    table = pool.table(windows, scale, source.zero, 0.0 if grid is None else grid.zero)
     reader.emit(
         pool.emit,
         spec,
         (pointer(x), reader.constant(table), pointer(out)),
         [x],
         out,
-        rows=shape[1],
-        label=f"{mode} pool {'x'.join(map(str, x.shape))} -> {shape[1]}x{shape[2]}",
+        rows=math.prod(shape[1:-1]),
+        label=f"{mode} pool {'x'.join(map(str, x.shape))} -> {'x'.join(map(str, shape[1:]))}",
     )
     return out
 

@@ -6,18 +6,21 @@ q - 2, ...: a plain convolution with stride 1 whose results lie s pixels apart.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fxquant.engines.native.arithmetic import Numbers, numbers, with_weight
-from fxquant.engines.native.emit_weighted import emit_gemm
+from fxquant.engines.native.emit_weighted import Extent, depth_of, emit_gemm
 from fxquant.engines.native.gemm_shape import Taps
-from fxquant.engines.native.groups import TRANSPOSED, Group, as_tuple
+from fxquant.engines.native.groups import TRANSPOSED, Group, Pads, as_tuple
 from fxquant.engines.native.layouts import as_image, tall, with_height
 from fxquant.engines.native.reader import Reader
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.native.values import Grid, View, drop_height, image
+from fxquant.engines.read_qdq import weight_holder
 from fxquant.ops.table import argument
 
 
@@ -49,8 +52,8 @@ def read_transposed(reader: Reader, group: Group, x: View, grid: Grid | None) ->
     op = reader.table.of_node(group.node, reader.region)
     assert op is not None and x.grid is not None
     count = TRANSPOSED[group.kind]
-    stride = (1, 1, *as_tuple(argument(group.node, op, 3, 1), count))[-2:]
-    padding = (0, 0, *as_tuple(argument(group.node, op, 4, 0), count))[-2:]
+    stride = (1, 1, *as_tuple(argument(group.node, op, 3, 1), count))[-max(2, count) :]
+    padding = (0, 0, *as_tuple(argument(group.node, op, 4, 0), count))[-max(2, count) :]
     dilation = as_tuple(argument(group.node, op, 7, 1), count)
     if argument(group.node, op, 6, 1) != 1 or set(dilation) != {1}:
         raise Unread("groups or dilation of a transposed convolution")
@@ -58,25 +61,27 @@ def read_transposed(reader: Reader, group: Group, x: View, grid: Grid | None) ->
     end = group.nodes[-1]
     shape = reader.shape(end)
     full = tall(shape)
-    kernel = made.weight.shape[1:3]
-    ys, xs = (_phases(full[axis + 1], kernel[axis], stride[axis], padding[axis]) for axis in (0, 1))
-    x = as_image(reader, with_height(x), _pads(ys, xs, with_height(x)))
+    holder = weight_holder(reader.region, group.node.args[1])
+    assert holder is not None
+    kernel = (1, *holder.weight_shape[2:])[-max(2, count) :]
+    axes = list(map(_phases, full[1:], kernel, stride, padding))
+    x = as_image(reader, with_height(x), _pads(axes, with_height(x)))
     pad = reader.border(end) if grid is not None else None
-    out = image("f32" if grid is None else "u8", full, pad or (0, 0), grid, x.level + x.level % 2)
-    pairs = [(y, x_) for y in ys for x_ in xs]
-    for index, phases in enumerate(pairs):
-        _emit_phase(reader, group, made, (x, out), phases, stride, last=index == len(pairs) - 1)
-    return out if len(shape) == 3 else drop_height(out)
+    out = image("f32" if grid is None else "u8", full, pad or (), grid, x.level + x.level % 2)
+    each = list(itertools.product(*axes))
+    for index, phases in enumerate(each):
+        _emit_phase(reader, group, made, (x, out), phases, (kernel, stride), last=index == len(each) - 1)
+    return drop_height(out) if len(shape) == 2 else out
 
 
-def _pads(ys: list[_Phase], xs: list[_Phase], x: View) -> tuple[int, int, int, int]:
+def _pads(axes: Sequence[list[_Phase]], x: View) -> Pads:
     """Tell how far the taps reach over the edges of the input."""
     low, high = [], []
-    for phases, size in ((ys, x.shape[1]), (xs, x.shape[2])):
+    for phases, size in zip(axes, x.shape[1:], strict=True):
         low.append(max(max(-phase.source, 0) for phase in phases))
         ends = [phase.source + max(len(phase.taps), 1) + phase.count - 1 for phase in phases]
         high.append(max(0, max(ends) - size))
-    return low[0], low[1], high[0], high[1]
+    return (*low, *high)
 
 
 def _emit_phase(
@@ -84,26 +89,32 @@ def _emit_phase(
     group: Group,
     made: Numbers,
     views: tuple[View, View],
-    phases: tuple[_Phase, _Phase],
-    stride: tuple[int, ...],
+    phases: tuple[_Phase, ...],
+    sizes: tuple[tuple[int, ...], tuple[int, ...]],
     *,
     last: bool,
 ) -> None:
-    x, out = views
-    y, x_ = phases
-    weight = made.weight[:, list(y.taps)][:, :, list(x_.taps)]
-    if not y.taps or not x_.taps:  # the kernel is smaller than the stride: nothing but the bias
-        weight = np.zeros((len(made.weight), 1, 1, made.weight.shape[3]), np.int8)
-    ky, kx, inputs = weight.shape[1:]
-    (_, row, pixel), (_, out_row, out_pixel) = x.strides, out.strides
-    taps = Taps(ys=ky, xs=kx, y_step=row, x_step=pixel, length=inputs)
-    source = replace(x, offset=x.offset + y.source * row + x_.source * pixel)
+    (x, out), (kernel, stride), inputs = views, sizes, made.weight.shape[3]
+    weight = made.weight.reshape(-1, *kernel, inputs)
+    for axis, each in enumerate(phases):
+        weight = weight.take(each.taps, 1 + axis)
+    if not weight.size:  # the kernel is smaller than the stride: nothing but the bias
+        weight = np.zeros((len(weight), *(1 for _ in phases), inputs), np.int8)
+    steps, out_steps = x.strides[1:], [step * turn for step, turn in zip(out.strides[1:], stride, strict=True)]
+    zs, ys, xs = (1, *weight.shape[1:-1])[-3:]
+    taps = Taps(zs=zs, ys=ys, xs=xs, y_step=steps[-2], x_step=steps[-1], length=inputs)
+    source = replace(x, offset=x.offset + sum(each.source * step for each, step in zip(phases, steps, strict=True)))
+    counts = tuple(each.count for each in phases)
     target = replace(
         out,
-        shape=(out.shape[0], y.count, x_.count),
-        strides=(1, stride[0] * out_row, stride[1] * out_pixel),
-        offset=out.offset + y.out * out_row + x_.out * out_pixel,
+        shape=(out.shape[0], *counts),
+        strides=(1, *out_steps),
+        offset=out.offset + sum(each.out * step for each, step in zip(phases, out.strides[1:], strict=True)),
     )
-    strides = (row, pixel, stride[0] * out_row, stride[1] * out_pixel, 0, 0)
-    phase = with_weight(made, np.ascontiguousarray(weight))
-    emit_gemm(reader, group, phase, (source, None, target), taps, (y.count, x_.count, strides), None, border=last)
+    depth = None
+    if len(phases) > 2:
+        taps = replace(taps, z_step=steps[0])
+        depth = depth_of(counts[0], (steps[0], out_steps[0]))
+    extent: Extent = (counts[-2], counts[-1], (*steps[-2:], *out_steps[-2:], 0, 0))
+    phase = with_weight(made, np.ascontiguousarray(weight).reshape(len(weight), zs * ys, xs, inputs))
+    emit_gemm(reader, group, phase, (source, None, target), taps, extent, None, border=last, depth=depth)

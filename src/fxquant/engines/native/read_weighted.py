@@ -92,8 +92,8 @@ def _conv(reader: Reader, group: Group, x: View, other: View | None, grid: Grid 
     assert op is not None and x.grid is not None
     made = numbers(reader, group, x.grid)
     count = CONVS[group.kind]
-    stride = (1, 1, *as_tuple(argument(group.node, op, 3, 1), count))[-2:]
-    dilation = (1, 1, *as_tuple(argument(group.node, op, 5, 1), count))[-2:]
+    stride = (1, 1, *as_tuple(argument(group.node, op, 3, 1), count))[-max(2, count) :]
+    dilation = (1, 1, *as_tuple(argument(group.node, op, 5, 1), count))[-max(2, count) :]
     groups = argument(group.node, op, 6, 1)
     holder = weight_holder(reader.region, group.node.args[1])
     assert holder is not None
@@ -103,12 +103,13 @@ def _conv(reader: Reader, group: Group, x: View, other: View | None, grid: Grid 
     x = as_image(reader, with_height(x), pads)
     pad = reader.border(end) if grid is not None else None
     grain = 16 if grid is None else grain_of(reader, end, shape[0])
-    full = image("f32" if grid is None else "u8", tall(shape), pad or (0, 0), grid, _level(x, other), grain=grain)
+    full = image("f32" if grid is None else "u8", tall(shape), pad or (), grid, _level(x, other), grain=grain)
     if other is not None:
-        other = as_image(reader, with_height(other), (0, 0, 0, 0))
-    geometry = Geometry(stride=stride, dilation=dilation, groups=groups, pads=pads)
+        other = as_image(reader, with_height(other))
+    planes = holder.weight_shape[2] if count == 3 else 1
+    geometry = Geometry(stride=stride, dilation=dilation, groups=groups, pads=pads, planes=planes)
     if is_depthwise(made, geometry, grid):
         emit_depthwise(reader, group, made, (x, other, full), geometry)
     else:
         emit_conv(reader, group, made, (x, other, full), geometry)
-    return full if len(shape) == 3 else drop_height(full)
+    return drop_height(full) if len(shape) == 2 else full

@@ -26,7 +26,7 @@ from fxquant.engines.native.elementwise import Access, Elementwise
 from fxquant.engines.native.lazy import Lazy, Moved, Outside, Value, lazy, shown
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import Constants, Emit, Op, Pointer, levels, pointer
-from fxquant.engines.native.pixels import Border, fill_border
+from fxquant.engines.native.pixels import border_of, fill_border
 from fxquant.engines.native.shapes import Shape, Unread
 from fxquant.engines.native.slots import Export, Import
 from fxquant.engines.native.values import (
@@ -275,8 +275,8 @@ class Reader:
         dtype: DType = "f32" if grid is None else "u8"
         level += level % 2
         pad = self.border(node) if node is not None and grid is not None else None
-        if len(shape) == 3 and (pad is not None or (like is not None and is_image(like))):
-            return image(dtype, shape, pad or (0, 0), grid, level)
+        if len(shape) > 2 and (pad is not None or (like is not None and is_image(like))):
+            return image(dtype, shape, pad or (), grid, level)
         if len(shape) == 2 and pad is not None:
             channels, width = shape
             made = image(dtype, (channels, 1, width), pad, grid, level)
@@ -284,17 +284,18 @@ class Reader:
         order = axes_by_stride(like) if like is not None else tuple(range(len(shape)))
         return dense(dtype, shape, order, grid, level)
 
-    def border(self, node: fx.Node) -> tuple[int, int] | None:
+    def border(self, node: fx.Node) -> tuple[int, ...] | None:
         """Return the border that convolutions and paddings want around a tensor; None if none reads it."""
         from fxquant.engines.native.groups import padding_of
         from fxquant.engines.native.read_moves import frame_of
 
-        wanted: tuple[int, int] | None = None
+        wanted: tuple[int, ...] | None = None
+        found = self.shapes.get(node)
+        count = max(2, len(found.dims) - 1) if isinstance(found, Shape) else 0
         for user in readers(node):
             pad = padding_of(self, user) or frame_of(self, user)
-            if pad is not None:
-                y, x = wanted or (0, 0)
-                wanted = (max(y, pad[0], pad[2]), max(x, pad[1], pad[3]))
+            if pad is not None and len(pad) == 2 * count:
+                wanted = tuple(map(max, wanted or pad[:count], pad[:count], pad[count:]))
         return wanted
 
     def constant(self, array: NDArray[np.generic]) -> Pointer:
@@ -338,17 +339,13 @@ class Reader:
                 single=single,
             )
         )
-        if border and out.buffer.pad != (0, 0):
+        if border and any(out.buffer.pad):
             self._fill_border(out, level)
 
     def _fill_border(self, out: View, level: int) -> None:
         assert out.grid is not None
         buffer = out.buffer
-        channels, height, width = buffer.image
-        pixel = buffer.size // ((height + 2 * buffer.pad[0]) * (width + 2 * buffer.pad[1]))
-        row = (width + 2 * buffer.pad[1]) * pixel
-        edge = buffer.pad[0] * row + buffer.pad[1] * pixel
-        spec = Border(top=edge, rows=height, inner=width * pixel, gap=2 * buffer.pad[1] * pixel, bottom=edge)
+        spec = border_of(buffer)
         byte = self.constant(np.full(64, out.grid.zero, np.uint8))
         pointers = (byte, Pointer(buffer=buffer))
         self.ops.append(
@@ -359,7 +356,7 @@ class Reader:
                 reads=(buffer,),
                 writes=buffer,
                 level=level,
-                label=f"border {channels}x{height}x{width}",
+                label=f"border {'x'.join(map(str, buffer.image))}",
             )
         )
 

@@ -64,6 +64,17 @@ def sums_of(matrix: NDArray[np.float32]) -> Sums:
     return Sums(places=places.astype(np.int64), weights=weights.astype(np.float32))
 
 
+def every(size: int) -> Sums:
+    """Return those of an axis that stays as it is."""
+    return Sums(places=np.arange(size)[:, None], weights=np.ones((size, 1), np.float32))
+
+
+def repeated(sums: Sums, count: int, size: int) -> Sums:
+    """Return those of several axes of so many pixels, one after the other."""
+    starts = np.repeat(np.arange(count) * size, len(sums.places))[:, None]
+    return Sums(places=np.tile(sums.places, (count, 1)) + starts, weights=np.tile(sums.weights, (count, 1)))
+
+
 def tables(y: Sums, x: Sums, row: int, pixel: int) -> NDArray[np.uint8]:
     """Return what the kernel reads: offsets in bytes of rows, then of pixels, then the weights of both."""
     offsets = np.concatenate(((y.places * row).reshape(-1), (x.places * pixel).reshape(-1)))

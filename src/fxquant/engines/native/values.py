@@ -23,7 +23,8 @@ class Buffer:
     """An area of memory for one sample.
 
     `space` says where: in the arena (reused as soon as its last reader is done), among the constants, or in a tensor
-    that is handed over (`slot`). Images have a border of `pad` pixels (y, x) that holds the zero point.
+    that is handed over (`slot`). Images and volumes have a border of `pad` pixels ([z,] y, x), which holds the zero
+    point.
     """
 
     dtype: DType
@@ -32,7 +33,7 @@ class Buffer:
     offset: int = 0  # bytes
     slot: int = -1
     same: bool = False  # for all samples: a slot without a batch
-    pad: tuple[int, int] = (0, 0)
+    pad: tuple[int, ...] = ()
     image: tuple[int, ...] = ()  # shape of the view that the border surrounds
     levels: set[int] = field(default_factory=set)  # of the segments that use it
 
@@ -160,22 +161,25 @@ def dense(
 def image(
     dtype: DType,
     shape: tuple[int, ...],
-    pad: tuple[int, int],
+    pad: tuple[int, ...],
     grid: Grid | None,
     level: int,
     tight: bool = False,
     grain: int = 16,
 ) -> View:
-    """Return a new image (channels, height, width) with the channels last and a border.
+    """Return a new image (channels, height, width), or volume (depth before height), with channels last and a border.
 
     `tight` has no gap between pixels; else each has a multiple of `grain` elements.
     """
-    channels, height, width = shape
-    pixel = channels if tight else round_up(channels, grain)
-    row = (width + 2 * pad[1]) * pixel
-    buffer = Buffer(dtype=dtype, size=(height + 2 * pad[0]) * row, pad=pad, image=shape)
-    offset = pad[0] * row + pad[1] * pixel
-    return View(buffer=buffer, shape=shape, strides=(1, row, pixel), offset=offset, grid=grid, level=level)
+    channels, *sizes = shape
+    pad = pad or (0,) * len(sizes)
+    steps = [channels if tight else round_up(channels, grain)]
+    for size, edge in zip(sizes[::-1], pad[::-1], strict=True):
+        steps.append((size + 2 * edge) * steps[-1])
+    size, *strides = steps[::-1]
+    buffer = Buffer(dtype=dtype, size=size, pad=pad, image=shape)
+    offset = sum(edge * stride for edge, stride in zip(pad, strides, strict=True))
+    return View(buffer=buffer, shape=shape, strides=(1, *strides), offset=offset, grid=grid, level=level)
 
 
 def axes_by_stride(view: View) -> tuple[int, ...]:
