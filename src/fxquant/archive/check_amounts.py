@@ -66,7 +66,7 @@ def inverse_stft(
     whole = n_fft + (n_fft // 4 if hop_length is None else hop_length) * (input.shape[-1] - 1)
     size = length if length is not None else whole - n_fft // 2 * 2 * center
     dtype = input.dtype if return_complex else input.dtype.to_real()
-    made: Tensor = input.new_empty((*input.shape[:-2], max(whole, size)), dtype=dtype)  # with what it adds up on the way
+    made: Tensor = input.new_empty((*input.shape[:-2], max(whole, size)), dtype=dtype)  # what it adds up on the way
     return made[..., :size]
 
 

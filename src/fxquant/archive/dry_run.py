@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -156,7 +156,8 @@ class _Run:
     def _by_values(self, node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         """Return the result of a call that needs the values of its tensors."""
         if word_of(node) == "istft":
-            return inverse_stft(*args, **kwargs)
+            made: Callable[..., object] = inverse_stft  # of arguments that nobody has looked at
+            return made(*args, **kwargs)
         if node.op != "call_module" and may_grow(node):
             raise ArchiveError(BY_VALUES)
         if word_of(node) == "tolist" and isinstance(args[0], Tensor):

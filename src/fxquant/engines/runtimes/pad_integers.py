@@ -33,7 +33,7 @@ def pad_integers(graph: ir.Graph) -> None:
 
 
 def _is_constant(pad: ir.Node) -> bool:
-    return pad.attributes.get_string("mode", "constant") == "constant"
+    return str(pad.attributes.get_string("mode", "constant")) == "constant"
 
 
 def _integer(pair: ir.Node, value: ir.Value | None) -> Array | None:
