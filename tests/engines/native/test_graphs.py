@@ -198,3 +198,25 @@ def test_what_runs_elsewhere_is_explained() -> None:
     assert engine_of(native) == "onednn"  # type: ignore[arg-type]
     (row,) = (row for row in fq.explain(native) if row.kind == "conv_transpose2d")
     assert "on onednn: it has no op with a native kernel" in row.reason
+
+
+class Placed(nn.Module):
+    """Positions that are counted in the graph, and tensors that go to the device of others, or to one by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.a = nn.Linear(6, 8), nn.Embedding(9, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.words(x)
+        places = torch.ones(y.shape[:2], device=y.device).cumsum(1).long()
+        last: Tensor = self.a((y + self.places(places).to(y.device)).to("cpu").relu())
+        return last
+
+
+def test_tensors_that_go_to_a_device() -> None:
+    x = torch.randn(3, 7, 6)
+    reference, native = both(Placed(), x)
+    assert engine_of(native) == "native"  # type: ignore[arg-type]
+    for batch in (3, 1):
+        assert torch.allclose(reference(x[:batch]), native(x[:batch]), atol=1e-5)

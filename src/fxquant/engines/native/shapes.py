@@ -62,6 +62,12 @@ class _Shaper(fx.Interpreter):
             )  # kept, so that its id stays its own
         return known[1]
 
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a node; whatever device they name, what it makes has no memory."""
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        given = {key: _nowhere(each) if key == "device" else each for key, each in kwargs.items()}
+        return tuple(map(_nowhere, args)), given
+
     def get_attr(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
         found = get_attr(self.module, str(target))
         return self._without_memory(found) if isinstance(found, Tensor) else found
@@ -84,6 +90,12 @@ class _Shaper(fx.Interpreter):
             name: self._without_memory(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())
         }
         return functional_call(module, own, args, kwargs) if own else module(*args, **kwargs)
+
+
+def _nowhere(value: object) -> object:
+    """Return the device of tensors without memory for one with it; other values as they are."""
+    named = isinstance(value, torch.device) or (isinstance(value, str) and value == "cpu")
+    return torch.device("meta") if named else value
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
