@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fxquant.arguments import is_calibrated
+from fxquant.capture.canonical.bake import bake_regions
 from fxquant.config.custom_config import ConvertCustomConfig
 from fxquant.engines.choose import on_engines
 from fxquant.engines.engine import Engine
@@ -31,6 +32,7 @@ def convert_model(prepared: nn.Module, custom: ConvertCustomConfig, engine: Engi
     uncalibrated = not is_calibrated(prepared, "convert_fx")
     with torch.inference_mode(False):
         copied = copy_model(prepared).eval()
+        bake_regions(copied)
         take_leaves(copied, custom.observed_to_quantized_mapping)
         decided = decide(copied, engine=engine, in_place=True, runs=False)
         if tell and any(is_open(region) for _, region in regions(prepared)):

@@ -30,7 +30,7 @@ from fxquant.arguments import (
 )
 from fxquant.capture import Method, Sizes
 from fxquant.capture.canonical.as_plain import as_plain
-from fxquant.capture.canonical.bake import pruned
+from fxquant.capture.canonical.bake import bake_regions, pruned
 from fxquant.capture.guards import guard_rank
 from fxquant.config.check_fields import check_arguments
 from fxquant.config.custom_config import (
@@ -250,7 +250,7 @@ def freeze(model: nn.Module, *, engine: Engine | Native | str | None = None) -> 
         raise ConfigError("freeze(engine='auto'): the form is fixed here, before anything is measured. Name an engine.")
     chosen = as_engine(engine)
     check_calibrated(model, "freeze")
-    frozen = decide(copy_model(model).eval(), engine=chosen, in_place=True)
+    frozen = decide(bake_regions(copy_model(model).eval()), engine=chosen, in_place=True)
     run_passes(frozen, FREEZE, Context(), only=lambda region: stage_of(region) is Stage.PREPARED)
     return frozen
 

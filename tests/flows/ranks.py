@@ -123,6 +123,36 @@ def check_sharded(expected: list[tuple[float, int]]) -> None:
         torch.testing.assert_close(model(x), plain(x))
 
 
+class Branched(nn.Module):
+    """Code of which no graph takes all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.block(x)
+        if x.sum() > 1e9:
+            x = x * 2
+        return self.head(x.mean((2, 3)))
+
+
+def check_sharded_parts_train() -> None:
+    """Parts that say to be a torch module, or the user's, go on rounding."""
+    x = batches()[0]
+    for parts in (["block", "head"], ["block.0", "head"], ["head"]):
+        torch.manual_seed(0)
+        model = fq.prepare_qat_fx(Branched().train(), fq.get_default_qat_qconfig_mapping(), (x,))
+        model(x)
+        expected = model.eval()(x)
+        for part in [*parts, ""]:
+            fully_shard(model.get_submodule(part))
+        assert torch.equal(model(x), expected), parts
+        model.train()(x).sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters()), parts
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -137,6 +167,7 @@ def main() -> None:
     check_start_and_observers()
     check_sharded(expected["histogram"])
     check_sharded_model_forgets()
+    check_sharded_parts_train()
     if dist.get_rank() == 0:
         print("ranks agree")
     dist.destroy_process_group()

@@ -41,6 +41,7 @@ from fxquant.graph.region_parts import Origin, RegionParts, Stage
 from fxquant.graph.region_state import after_load, give_state, take_state
 from fxquant.graph.scripted import traced
 from fxquant.graph.strayed import kept_by, strayed, unlike
+from fxquant.graph.worn_class import wear, worn
 from fxquant.graph.written_down import notice_export
 
 if TYPE_CHECKING:
@@ -79,12 +80,12 @@ class Region(fx.GraphModule):
         parts = self.__dict__.get("_region")
         if parts is None or not parts.origin.path or torch_compat.dynamo_traces():
             return type(self)
-        found: type = getattr(parts.origin.user_class, "stands_for", parts.origin.user_class)  # see fxquant.modules
+        found: type = worn(self) or _said(parts)
         return found
 
     @__class__.setter
-    def __class__(self, cls: type) -> None:  # torch.distributed's fully_shard derives a class of its own
-        object.__dict__["__class__"].__set__(self, cls)
+    def __class__(self, cls: type) -> None:
+        wear(self, cls, _said(self._region))
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -246,6 +247,12 @@ class Region(fx.GraphModule):
         # a forward on the instance is there while hooks are (engines/hooks.py)
         dropped = ("forward", "_graph", *CODE, "_tracer_cls", "_tracer_extras", "shape_env")
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
+
+
+def _said(parts: RegionParts) -> type:
+    """Return the class that a region inside a model says to be of; see fxquant.modules for forms."""
+    found: type = getattr(parts.origin.user_class, "stands_for", parts.origin.user_class)
+    return found
 
 
 def _take(region: Region, graph: fx.Graph) -> None:

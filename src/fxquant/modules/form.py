@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fxquant.graph import torch_compat
 from fxquant.graph.adapt_state import adapt_stock
+from fxquant.graph.worn_class import wear, worn
 
 
 class Form(nn.Module):
@@ -24,11 +25,11 @@ class Form(nn.Module):
     @property
     def __class__(self) -> type:
         """The stock class. TorchDynamo would run its forward then, so it sees the form."""
-        return type(self) if torch_compat.dynamo_traces() else self.stands_for
+        return type(self) if torch_compat.dynamo_traces() else worn(self) or self.stands_for
 
     @__class__.setter
-    def __class__(self, cls: type) -> None:  # torch.distributed's fully_shard derives a class of its own
-        object.__dict__["__class__"].__set__(self, cls)
+    def __class__(self, cls: type) -> None:
+        wear(self, cls, self.stands_for)
 
     @staticmethod
     def own_state(name: str, tensor: Tensor) -> Mapping[str, Tensor]:

@@ -16,6 +16,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from fxquant.capture.run_untraced import evaluating
+from fxquant.graph.region import regions
 
 Hook = WeightNorm | SpectralNorm | BasePruningMethod
 _HOOKS = ("_forward_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
@@ -31,6 +32,13 @@ def bake_parametrizations(tree: nn.Module) -> nn.Module:
                 if isinstance(hook, Hook):
                     _bake_hook(module, hook)
     return tree
+
+
+def bake_regions(model: nn.Module) -> nn.Module:
+    """Make modules of graphs plain that were parametrized or pruned after these were captured."""
+    for _, region in regions(model):
+        bake_parametrizations(region)
+    return model
 
 
 def is_baked(model: nn.Module) -> bool:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fxquant.config.spec import Int32, Spec
+from fxquant.graph.worn_class import wear, worn
 from fxquant.numerics.learned.straight_through import observed_fake_quantize
 from fxquant.numerics.ranges import given_or_own_range
 from fxquant.numerics.weights.fold_norm import (
@@ -67,14 +68,16 @@ class QatBlock(nn.Module):
 
     @property
     def __class__(self) -> type:
-        found: type = self.__dict__.get("op_class", type(self))
+        found: type = worn(self) or self.__dict__.get("op_class", type(self))
         return found
 
     @__class__.setter
-    def __class__(self, cls: type) -> None:  # torch.distributed's fully_shard derives a class of its own
-        object.__dict__["__class__"].__set__(self, cls)
+    def __class__(self, cls: type) -> None:
+        wear(self, cls, self.op_class)
 
-    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if worn(self) is not None:
+            return super().__reduce_ex__(protocol)  # that class says what becomes of it
         return _new_block, (), self.__dict__
 
     def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
