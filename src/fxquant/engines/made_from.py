@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,9 @@ _version = operator.attrgetter("_version")
 class MadeFrom:
     """The tensors of a region, and the modes of its modules: which ones stand there, and the values of some."""
 
-    tables: list[dict[str, Any]]  # where the tensors stand in the model
+    tables: list[dict[str, Any]]  # where the tensors stand in the model, and what parametrizations are made of
     names: list[str]
+    objects: list[object]
     tensors: list[Tensor]
     counted: list[Tensor]  # one for all that share a version counter
     versions: list[int]
@@ -41,7 +43,7 @@ class MadeFrom:
 
     def holds(self) -> bool:
         """Tell whether all is as it was. A few passes in C: between two runs, none of the objects is in the caches."""
-        if self.blind or not stand_there(self.tables, self.names, self.tensors):
+        if self.blind or not stand_there(self.tables, self.names, self.objects):
             return False
         if list(map(_version, self.counted)) != self.versions:
             return False
@@ -57,7 +59,7 @@ class MadeFrom:
             return None
         modes = tuple((module.__dict__, "training", training) for module, training in self.modes)
         return Standing(
-            places=(*zip(self.tables, self.names, self.tensors, strict=True), *modes),
+            places=(*zip(self.tables, self.names, self.objects, strict=True), *modes),
             pointers=tuple(zip(self.placed, self.pointers, strict=True)),
             versions=tuple(zip(self.counted, self.versions, strict=True)),
             memory=tuple((piece, piece.tobytes()) for sample in self.samples for piece in sample),
@@ -87,6 +89,7 @@ def made_from(region: Region) -> MadeFrom:
             places += [(table, name, tensor) for name, tensor in table.items() if tensor is not None]
         places += [(module.__dict__, name, module.__dict__[name]) for name in plain_attributes(module)]
     tensors = [tensor for _, _, tensor in places]
+    parts = list(_parametrizations(region))
     modes = [(module, module.training) for module in called_modules(region) if not _is_steady(module)]
     blind = any(tensor.is_inference() for tensor in tensors)
     bases = (tensor if tensor._base is None else tensor._base for tensor in tensors)
@@ -94,8 +97,9 @@ def made_from(region: Region) -> MadeFrom:
     placed = [tensor for tensor in tensors if tensor.layout is torch.strided]
     samples = [] if blind else [sample for sample in map(sampled, placed) if sample is not None]
     return MadeFrom(
-        tables=[table for table, _, _ in places],
-        names=[name for _, name, _ in places],
+        tables=[table for table, _, _ in (*places, *parts)],
+        names=[name for _, name, _ in (*places, *parts)],
+        objects=[*tensors, *(part for _, _, part in parts)],
         tensors=tensors,
         counted=counted,
         versions=[] if blind else list(map(_version, counted)),
@@ -106,6 +110,16 @@ def made_from(region: Region) -> MadeFrom:
         modes=modes,
         blind=blind,
     )
+
+
+def _parametrizations(region: Region) -> Iterator[tuple[dict[str, Any], str, object]]:
+    """Tell where parametrizations stand: when one is taken out, its tensors go on standing in what it was."""
+    for module in region.modules():
+        lists = module._modules.get("parametrizations")
+        if lists is not None:
+            yield module._modules, "parametrizations", lists
+            for part in lists.modules():
+                yield from ((part._modules, name, child) for name, child in part._modules.items())
 
 
 def _is_steady(module: nn.Module) -> bool:

@@ -153,7 +153,9 @@ class QuantizedWeight(KeepsDtypes, CheckedState):
             found = [(id(x), x._version, x.data_ptr()) for table in tables for x in table.values() if x is not None]
         except RuntimeError:  # inference tensors do not count writes
             return object()
-        return found, self.sample("weight")
+        # the same tensors mean something else under a parametrization
+        inside = [(path, id(part)) for path, part in self.named_modules()] if self._modules else []
+        return found, self.sample("weight"), inside
 
     def sample(self, name: str) -> bytes:
         """Return a few bytes of a tensor, by which writes are seen that torch does not count."""
