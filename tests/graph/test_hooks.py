@@ -60,6 +60,21 @@ def test_a_trained_model_calls_them() -> None:
     assert len(seen) == 2
 
 
+def test_hooks_with_which_transformers_gathers_outputs_are_no_news() -> None:
+    model, gathered = Net().eval(), []
+
+    def output_capturing_hook(module: nn.Module, args: Any, result: Tensor) -> None:
+        if gathered:  # a call asked for it
+            gathered.append(result)
+
+    output_capturing_hook.__module__ = "transformers.utils.output_capturing"
+    model.stem.register_forward_hook(output_capturing_hook)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantized = converted(model)
+        quantized(X)
+
+
 def test_hooks_that_are_traced_are_told_of() -> None:
     model = Net().eval()
     model.stem.register_forward_hook(lambda module, args, result: 2 * result)

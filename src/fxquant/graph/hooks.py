@@ -65,9 +65,13 @@ def unheard_hooks(region: Region, called: Sequence[str]) -> dict[str, list[int]]
 
 
 def _has_own_hooks(module: nn.Module) -> bool:
-    """Tell whether a module has hooks of the user's; exported programs come with some of torch's."""
+    """Tell whether a module has hooks of the user's.
+
+    Exported programs come with some of torch's, and models of transformers with those that gather the outputs that a
+    call asks for: they are in the graph, if the example asks for any.
+    """
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks)
+    return any(not str(getattr(hook, "__module__", "")).startswith(("torch.", "transformers.")) for hook in hooks)
 
 
 def warn_of_lost_hooks(model: nn.Module, caller: str) -> None:
