@@ -21,7 +21,7 @@ from fxquant.engines.table import targets_of_engines
 from fxquant.flows.decide import decide_for_training, watch_for
 from fxquant.flows.pipelines import PREPARE, PREPARE_QAT
 from fxquant.graph.check_model import warn_of_dtype
-from fxquant.graph.clone_tree import clone_tree
+from fxquant.graph.clone_tree import clone_tree, let_go
 from fxquant.graph.context import Context
 from fxquant.graph.first_call import waiting
 from fxquant.graph.hooks import warn_of_traced_hooks
@@ -87,6 +87,8 @@ def _prepare(model: nn.Module, args: tuple[object, ...], kwargs: dict[str, objec
         set_origin(prepared, replace(origin_of(prepared), num_inputs=len(args)))
     warn_of_dtype(model, stacklevel=4)
     _tell(model, decided)
+    if decided is not prepared:
+        let_go(decided)
     make_code(prepared)
     return prepared
 

@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from fxquant.errors import Reason
 from fxquant.graph.encode import META_KEYS
-from fxquant.graph.paths import class_name
+from fxquant.graph.paths import class_name, find_module
 
 # frames of these packages are machinery, not the user's code
 _OURS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
@@ -45,14 +45,12 @@ def _scope(stack: Mapping[str, tuple[object, type | str]], root: nn.Module, path
     for path, cls in stack.values():
         path = str(path).split("@")[0].removeprefix("L['self'].")
         name = cls if isinstance(cls, str) else class_name(cls)
-        try:
-            module = root.get_submodule(path)
-        except AttributeError:
-            if path.startswith("_empty_nn_module_stack"):
-                continue
-        else:
+        module = find_module(root, path)
+        if module is not None:
             # a module at several paths goes by the first; export's string may not be the qualified name
             path, name = paths[id(module)], class_name(type(module))
+        elif path.startswith("_empty_nn_module_stack"):
+            continue
         if path != entries[-1][0]:
             entries.append((path, name))
     return tuple(entries)
@@ -103,9 +101,10 @@ def calls_of(error: BaseException, root: nn.Module) -> Iterator[tuple[TracebackT
     A call that is no method of such a module comes with None and an empty path.
     """
     paths = {id(module): path for path, module in root.named_modules()}
-    call = error.__traceback__
+    call = first = error.__traceback__
     while call is not None:
-        owner = call.tb_frame.f_locals.get("self")
+        # the first is the caller of ours that holds the error: a frame keeps what is read of its locals
+        owner = call.tb_frame.f_locals.get("self") if call is not first else None
         known = id(owner) in paths
         yield call, owner if known else None, paths[id(owner)] if known else ""
         call = call.tb_next

@@ -21,7 +21,7 @@ from fxquant.engines.native.settings import Native
 from fxquant.engines.table import as_engine
 from fxquant.flows.pipelines import ADAPT, DECIDE, DECIDE_QAT, WATCH
 from fxquant.graph.amendments import Amendments
-from fxquant.graph.clone_tree import clone_tree
+from fxquant.graph.clone_tree import clone_tree, let_go
 from fxquant.graph.context import Context, Needs
 from fxquant.graph.notes import PrepareRequest
 from fxquant.graph.region import Region, preparation_of, regions
@@ -78,13 +78,19 @@ def watch_for(model: nn.Module, targets: Iterable[Target]) -> nn.Module:
     What comes back is a copy that is decided for the first of them, to be looked at.
     """
     wanted: dict[str, list[Needs]] = {}
-    decided = [(target, decide(model, target=target, runs=False)) for target in targets]
-    for target, made in decided:
+    first: nn.Module | None = None
+    for target in targets:
+        made = decide(model, target=target, runs=False)
         for path, region in regions(made):
             wanted.setdefault(path, []).append(needs(region, Context(target=target)))
+        if first is None:
+            first = made
+        elif made is not model:
+            let_go(made)
     of_region = {id(region): wanted[path] for path, region in regions(model)}
     run_passes(model, WATCH, lambda region: Context(needs=of_region[id(region)]), only=is_open)
-    return decided[0][1]
+    assert first is not None
+    return first
 
 
 def decide_for_training(model: nn.Module, target: Target) -> nn.Module:

@@ -12,7 +12,7 @@ from torch import nn
 
 from fxquant.graph import torch_compat
 from fxquant.graph.own import own_objects
-from fxquant.graph.region import Region
+from fxquant.graph.region import Region, regions
 
 
 def clone_tree(module: nn.Module, *, share_tensors: bool = True, share_objects: bool = True) -> nn.Module:
@@ -34,6 +34,16 @@ def clone_tree(module: nn.Module, *, share_tensors: bool = True, share_objects: 
             if isinstance(value, types.MethodType) and id(value.__self__) in memo:
                 clone.__dict__[name] = types.MethodType(value.__func__, memo[id(value.__self__)])
     return tree
+
+
+def let_go(tree: nn.Module) -> None:
+    """Cut the graphs of a copy that nobody needs any more from its modules.
+
+    These are free as soon as the copy is, then, and not only when the garbage collector comes, which takes long if it
+    has to look for many.
+    """
+    for _, region in regions(tree):
+        region.graph.owning_module = None
 
 
 def _clone(module: nn.Module, memo: dict[int, Any], share_tensors: bool) -> nn.Module:

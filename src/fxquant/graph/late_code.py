@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from torch import fx, nn
@@ -32,8 +33,10 @@ class _Outdated:
     """Stands for the `forward` of a graph module until somebody asks for it."""
 
     def __init__(self, module: fx.GraphModule) -> None:
-        self.module = module
+        self.module = weakref.ref(module)  # a class is part of a cycle, and would keep it
 
     def __get__(self, instance: fx.GraphModule | None, owner: type) -> Any:
-        self.module.recompile()
-        return type(self.module).__dict__["forward"].__get__(instance, owner)
+        module = self.module()
+        assert module is not None
+        module.recompile()
+        return type(module).__dict__["forward"].__get__(instance, owner)

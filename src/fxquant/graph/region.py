@@ -256,6 +256,8 @@ def _said(parts: RegionParts) -> type:
 
 
 def _take(region: Region, graph: fx.Graph) -> None:
+    if (earlier := region.__dict__.get("_graph")) is not None:
+        earlier.owning_module = None
     region._graph, graph.owning_module = graph, region
     outdate(region)
 

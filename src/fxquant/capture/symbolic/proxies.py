@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import operator
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -44,8 +47,23 @@ class Proxy(fx.Proxy):
     def __float__(self) -> float:
         return float(fix_value(self, "float", float, Reason("a traced variable cannot be used as a plain number")))
 
+    def __iter__(self) -> Iterator[fx.Proxy]:
+        """As many items as an assignment asks for, or as the example has.
+
+        torch's own keeps its frame in a local, and so all that is traced until the next garbage collection.
+        """
+        items: Any = self
+        count = _unpacked(sys._getframe(1))
+        return self.tracer.iter(self) if count is None else (items[i] for i in range(count))
+
     def __setitem__(self, key: object, value: object) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+
+def _unpacked(frame: FrameType) -> int | None:
+    """Return n where `a, b, ... = x` with n names is what a frame does; None elsewhere."""
+    now = next(each for each in dis.get_instructions(frame.f_code) if each.offset == frame.f_lasti)
+    return now.arg if now.opname == "UNPACK_SEQUENCE" else None
 
 
 def _record_in_place(name: str) -> Callable[[fx.Proxy, object], fx.Proxy]:

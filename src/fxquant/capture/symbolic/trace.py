@@ -60,8 +60,10 @@ class _Tracer(fx.Tracer):
         values: Values | None,
         lazy: bool,
         tried_again: bool,
+        looks: bool,
     ) -> None:
         super().__init__()
+        self.looks = looks  # for the module that draws random numbers outside of torch
         self.tried_again = tried_again  # if this trace fails
         self.lazy = lazy  # whether containers among the inputs are opened as far as code looks into them
         self.containers: set[int] = set()  # ids of those that were opened as a whole
@@ -69,7 +71,7 @@ class _Tracer(fx.Tracer):
         self.values = values
         self.thread = threading.get_ident()  # torch.fx asks us about the modules of all threads
         self.drawn = DrawnWatch(lambda: values is not None and values.running)
-        self.drew: str | None = None  # the innermost module whose code drew random numbers outside of torch
+        self.drew: str | None = None  # the innermost one that did
         self.names: dict[int, str] = {}
         self.slots = request.slots
         self.leaf_names = frozenset(request.leaf_names)
@@ -110,6 +112,12 @@ class _Tracer(fx.Tracer):
         self.__dict__.setdefault("refused", []).append(refused)  # the user's code may catch it
         return refused
 
+    def let_go(self) -> None:
+        """Forget the tree. torch leaves cycles with the tracer in them, so both would stay until they are collected."""
+        self.__dict__.get("refused", []).clear()  # their tracebacks lead here
+        for name in ("root", "submodule_paths", "tensor_attrs", "values", "names"):
+            self.__dict__.pop(name, None)
+
     def _looks_away(self) -> bool:
         """Tell whether what runs is no part of the trace: another thread's model, or code that is tried on values."""
         running = self.values is not None and self.values.running
@@ -126,6 +134,8 @@ class _Tracer(fx.Tracer):
             def forward(*given: object, **named: object) -> object:
                 return inline(self, m, path, given, named)
 
+        if not self.looks:
+            return super().call_module(m, forward, args, kwargs)
         before = random_state()
         found = super().call_module(m, forward, args, kwargs)
         if self.drew is None and has_drawn(before):
@@ -264,27 +274,36 @@ def trace(request: Request, tree: nn.Module, *, concrete: bool, tried_again: boo
 
 
 def _trace(
-    request: Request, tree: nn.Module, concrete: bool, tried_again: bool, *, lazy: bool
+    request: Request, tree: nn.Module, concrete: bool, tried_again: bool, *, lazy: bool, looks: bool = False
 ) -> tuple[fx.Graph, bool]:
-    """Give the graph, and whether it takes more of the containers among its inputs than it reads."""
+    """Give the graph, and whether it takes more of the containers among its inputs than it reads.
+
+    `looks`: find the module whose code draws random numbers that are not torch's, which takes long.
+    """
     via_call = "forward" in tree.__dict__ or any(getattr(tree, hooks) for hooks in _HOOKS)
     values = Values(tree, request.slots) if concrete else None
-    tracer = _Tracer(request, via_call, values, lazy, tried_again)
+    tracer = _Tracer(request, via_call, values, lazy, tried_again, looks)
     try:
         # what forward keeps in plain attributes would be proxies
         with request.recording.untouched(tree), intercepting(tree, tracer.call_wrapped), seeing_proxies(tree):
             before = random_state()
             with tracer.drawn:
                 graph = tracer.trace(tree)
-            if has_drawn(before):
-                raise _drawn_outside(tracer.drew or "")
-            if tracer.__dict__.get("refused"):  # in a `try` of the user's code
+            drawn = has_drawn(before)
+            if not drawn and tracer.__dict__.get("refused"):  # in a `try` of the user's code
                 raise tracer.__dict__["refused"][0]
-            _refuse_assigned(tree)
+            if not drawn:
+                _refuse_assigned(tree)
     except CaptureError:
         raise
     except Exception as error:
         raise _explain(error, tree) from error
+    finally:
+        tracer.let_go()
+    if drawn:
+        if not looks:
+            _trace(request, tree, concrete, tried_again, lazy=lazy, looks=True)
+        raise _drawn_outside(tracer.drew or "")
     unread = (n for n in graph.nodes if n.target is operator.getitem and n.args[0].target is unpack and not n.users)
     return graph, tracer.handed_on or any(unread)
 

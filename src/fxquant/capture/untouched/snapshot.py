@@ -82,6 +82,7 @@ class Snapshot:
             self._enter_module(path, module)
         self._own = len(self._records)  # the first ones are the tables of the modules themselves
         self._drain()
+        del self._reach  # it holds us, too: that would keep all the tables until the next garbage collection
 
     def restore(self) -> None:
         """Everything as it was."""
