@@ -63,10 +63,11 @@ def with_own_bias(region: Region, context: Context) -> Iterator[WeightedOp]:
 def weighted_ops(region: Region, context: Context) -> Iterator[WeightedOp]:
     """Yield all of them, in the order of the graph: static, dynamic and weight-only."""
     for node in region.graph.nodes:
-        note, op = note_of(node), context.ops.of_node(node, region)
-        if note is None or note.weight is None or op is None or node.op != "call_module":
+        note = note_of(node)
+        if note is None or note.weight is None or node.op != "call_module":
             continue
-        if op.channels_at is None or op.channel_axis != 0:  # embeddings, transposed convolutions
+        op = context.ops.of_node(node, region)
+        if op is None or op.channels_at is None or op.channel_axis != 0:  # embeddings, transposed convolutions
             continue
         module = region.get_submodule(str(node.target))
         weight = getattr(module, "weight", None)

@@ -21,7 +21,6 @@ from torch.utils import _pytree as pytree
 
 from fxquant.capture.recording import Recording
 from fxquant.capture.run_untraced import difference, evaluating, trying
-from fxquant.graph.clone_tree import clone_tree
 
 T = TypeVar("T")
 
@@ -123,7 +122,10 @@ def _unread(recording: Recording, values: Example) -> set[int]:
     may go along with the batch, and is none of these.
     """
     found: set[int] = set()
-    model = clone_tree(recording.model)
+    lists = [*itertools.islice(_lists(values), _MOST_TRIES)]
+    if not lists:
+        return found
+    model = recording.clone
 
     def answers_alike(old: list[object], new: list[object]) -> bool:
         args, kwargs = _replace(values, old, new)
@@ -132,7 +134,7 @@ def _unread(recording: Recording, values: Example) -> set[int]:
         return False  # most models fail, as they read an object that is no tensor, or miss one
 
     with trying(), evaluating(model):
-        for each in itertools.islice(_lists(values), _MOST_TRIES):
+        for each in lists:
             if answers_alike(each, [*each, object()]) and not answers_alike(each, each[:-1]):
                 found.add(id(each))
     return found
@@ -143,7 +145,7 @@ def _replace(value: Any, old: object, new: object) -> Any:
 
 
 def _fails(recording: Recording, captured: nn.Module, calls: Iterator[Example]) -> bool:
-    reference = clone_tree(recording.model)
+    reference = recording.clone
     with trying(), evaluating(reference), evaluating(captured):
         for args, kwargs in itertools.islice(calls, _MOST_TRIES):
             try:

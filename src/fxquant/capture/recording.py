@@ -7,7 +7,6 @@ followed once, too (`Ground`), for this model and for its parts.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,10 +25,14 @@ from fxquant.graph.clone_tree import clone_tree
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a graph is compared with. `evaluated`: the model takes the example inputs in eval mode only."""
+    """What a graph is compared with. `evaluated`: the model takes the example inputs in eval mode only.
+
+    `drew`: its code drew random numbers from what is not torch's.
+    """
 
     outputs: object
     evaluated: bool
+    drew: bool
 
 
 class Recording:
@@ -48,6 +51,7 @@ class Recording:
         self._known = reference  # from a run that was made before
         self._outputs: dict[bool, object] = {} if reference is None else {model.training: reference.outputs}
         self._failure: CaptureError | None = None
+        self._drew = False  # in a run that failed, too
 
     def run(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run this model, a copy or a part of it, or a graph of one, and leave it as it was."""
@@ -56,6 +60,11 @@ class Recording:
     def untouched(self, model: nn.Module) -> AbstractContextManager[Snapshot]:
         """Put back at the end what the code of such a model may have written to."""
         return untouched(model, self.ground)
+
+    @functools.cached_property
+    def clone(self) -> nn.Module:
+        """The model, to be run: whoever does leaves it as it was."""
+        return clone_tree(self.model)
 
     def reference(self) -> Reference:
         """Return the outputs of the model in its own mode; raise if it fails, or if a call depends on those before."""
@@ -87,6 +96,7 @@ class Recording:
         """Run a clone of the model; once more if that changed attributes, since calls have to be independent."""
         evaluated = False
         with self.untouched(model) as before:
+            generators = random_state()
             try:
                 theirs = call(model, self.args, self.kwargs)
             except Exception:
@@ -97,6 +107,8 @@ class Recording:
                 before.restore()
                 model.eval()
                 theirs = call(model, self.args, self.kwargs)
+            finally:
+                self._drew = has_drawn(generators)
             kept = before.changed()
             if kept or before.changed_outside():
                 before.restore_buffers()  # a graph can hold these
@@ -109,24 +121,21 @@ class Recording:
                     raise CaptureError(f"{why.text}. A graph cannot hold that.", why=why, path=path)
         if evaluated or not self.model.training:
             self._outputs[False] = theirs
-        return Reference(theirs, evaluated)
+        return Reference(theirs, evaluated, self._drew)
 
-    @functools.cached_property
+    @property
     def draws(self) -> bool:
         """Whether the code draws random numbers from what is not torch's: a graph would hold them as they were."""
-        model = clone_tree(self.model)
-        with self.untouched(model):
-            before = random_state()
-            with contextlib.suppress(Exception):  # of a mode that does not take the example
-                call(model, self.args, self.kwargs)
-            return has_drawn(before)
+        try:
+            return self.reference().drew
+        except CaptureError:
+            return self._drew
 
     def evaluated_outputs(self) -> object:
         """Return the outputs of the model in eval mode."""
         if False not in self._outputs:
-            model = clone_tree(self.model)
-            with evaluating(model):
-                self._outputs[False] = self.run(model, self.args, self.kwargs)
+            with evaluating(self.clone):
+                self._outputs[False] = self.run(self.clone, self.args, self.kwargs)
         return self._outputs[False]
 
     def watched(self, tree: nn.Module) -> Calls:

@@ -74,6 +74,8 @@ class Draws:
 
 
 def _cuda_devices(model: nn.Module) -> list[int]:
+    if not torch.cuda.is_initialized():  # then there are no tensors there, and models have many
+        return []
     tensors = itertools.chain(model.parameters(), model.buffers())
     return sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"})
 

@@ -102,6 +102,8 @@ def _inplace_position(target: Target) -> int | None:
 
 
 def _inplace_flag(node: fx.Node) -> bool:
+    if not any(value is True for value in (*node.args, *node.kwargs.values())):
+        return False  # which most ops are told by, without a look at their signature
     position = _inplace_position(node.target)
     if position is None:
         return False

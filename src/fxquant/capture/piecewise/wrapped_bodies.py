@@ -18,6 +18,7 @@ from fxquant.capture.piecewise.stock_region import is_weighted_leaf, leaf_region
 from fxquant.capture.recording import Reference
 from fxquant.capture.run_untraced import call, copy_inputs, evaluating, untouched
 from fxquant.capture.symbolic.wrap import has_wrapped_method, intercepting, is_wrapped
+from fxquant.capture.untouched.other_random import has_drawn, random_state
 from fxquant.capture.untouched.written import Written
 from fxquant.errors import CaptureError
 from fxquant.graph import torch_compat
@@ -94,11 +95,12 @@ def watch_calls(
             watch.failed = True
             with contextlib.suppress(Exception), untouched(tree) as before, evaluating(tree, evaluated):
                 watch.depth = 0
+                generators = random_state()
                 with intercepting(tree, watch.intercept), written:
                     watch.outputs = call(tree, args, kwargs)
                 watch.failed = False
                 if len(modes) == 1 and not (before.changed() or before.changed_outside()):
-                    watch.reference = Reference(watch.outputs, evaluated=False)
+                    watch.reference = Reference(watch.outputs, evaluated=False, drew=has_drawn(generators))
     finally:
         for handle in handles:
             handle.remove()
