@@ -53,6 +53,13 @@ def test_ranges_with_outliers_are_learned() -> None:
     assert found[0] > found[1] + 0.2
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_activations_of_few_bits_alone_are_dropped(bits: int) -> None:
+    mapping = {"": fq.QConfig(activation=A4.with_(bits=bits), weight=W3)}
+    found = {quality("static", mapping, Reconstruction(steps=25, drop=drop)) for drop in (0.0, 0.5)}
+    assert len(found) == (2 if bits == 4 else 1)
+
+
 @pytest.mark.parametrize("algorithm", [QUICK, LearnedRanges()], ids=["reconstruction", "ranges"])
 def test_powers_of_two_stay_powers_of_two(algorithm: fq.algorithms.Algorithm) -> None:
     made = fq.quantize(model(), DATA, target="npu", algorithms=(algorithm,), engine="reference", precision="int8")

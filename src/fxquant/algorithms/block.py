@@ -22,6 +22,7 @@ from fxquant.graph.region import Region
 from fxquant.numerics.fake_quant import FakeQuant
 from fxquant.numerics.weights.qat_block import QatBlock
 from fxquant.numerics.weights.weight_range import find_weight_qparams
+from fxquant.passes.find_quantizer import quantizer_of
 
 _ROUNDING_RATE, _SCALE_RATE, _BIAS_RATE = 0.03, 2e-3, 2e-3
 
@@ -58,6 +59,8 @@ class Block:
             if each.spec.scale == "float"
         }
         self.chosen = {path: soft.nearest() for path, soft in self.rounding.items()}
+        quantizers = (quantizer_of(region, node) for node in segment.nodes)
+        self.least_bits = min((each.spec.bits for each in quantizers if each is not None), default=32)  # of activations
 
     @property
     def learns(self) -> bool:
