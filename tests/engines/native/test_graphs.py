@@ -220,3 +220,19 @@ def test_tensors_that_go_to_a_device() -> None:
     assert engine_of(native) == "native"  # type: ignore[arg-type]
     for batch in (3, 1):
         assert torch.allclose(reference(x[:batch]), native(x[:batch]), atol=1e-5)
+
+
+def test_biases_that_float32_loses_beside_large_sums_do_not_run_natively() -> None:
+    torch.manual_seed(0)
+    columns = 10 ** torch.linspace(-3, 6, 12)  # of a table whose columns have units of their own
+    model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).eval()
+    with torch.no_grad():
+        model[0].weight /= columns
+    data = [torch.randn(64, 12) * columns for _ in range(2)]
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (data[0],))
+    fq.calibrate(prepared, data)
+    made, wanted = (fq.convert_fx(prepared, engine=engine) for engine in ("native", "reference"))
+    assert torch.allclose(made(data[0]), wanted(data[0]), atol=1e-6)
+    why = {row.path: row.reason for row in fq.explain(made)}
+    assert "too large to be taken back in float32" in why["0"]
+    assert not any("computes something else" in reason for reason in why.values())

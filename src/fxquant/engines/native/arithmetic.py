@@ -25,6 +25,7 @@ Doubles = NDArray[np.float64]
 _LARGEST = float(2**29)
 _NOTHING = 1e-3  # steps
 _FEW = 2048  # outputs of a sample
+_EPSILON, _MOST_LOST = 2.0**-24, 0.05  # of float32; steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,12 @@ class Numbers:
     @property
     def bias(self) -> Doubles:
         """With what the zero point adds to the sums taken back."""
-        made: Doubles = self.plain - self.scale * self.zero * self.weight.astype(np.int64).sum((1, 2, 3))
+        return self.plain - self.offset
+
+    @property
+    def offset(self) -> Doubles:
+        """What the zero point adds to the sums."""
+        made: Doubles = self.scale * self.zero * self.weight.astype(np.int64).sum((1, 2, 3))
         return made
 
 
@@ -101,6 +107,7 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, out:
     """Return the end of a kernel; see finish.py."""
     act, scale, bias, grid = group.act, made.scale, made.bias, out.grid
     if grid is None:
+        _check_offset(made, float(np.abs(made.plain).max(initial=0.0)) or math.inf)
         kind = "" if other is None else "f32"
         return Ending(spec=Finish(out="f32", other=kind, act=act), header=header(), scale=scale, bias=bias)  # type: ignore[arg-type]
     low, high = grid.low, grid.high
@@ -123,6 +130,8 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, out:
     largest = ((sums * np.abs(scale) + np.abs(bias)).max() + 255 * rest * unit) / min(unit, grid.scale) + abs(lift)
     landed = act is None and other is None and _lands(reader.machine, scale / unit, sums, largest)
     magic = landed or bool(sums.max() < MOST_MAGIC and scale.max() / grid.scale < 0.02)
+    if not magic:
+        _check_offset(made, min(unit, grid.scale))
     spec = Finish(
         out="u8",
         other="" if other is None else "u8",
@@ -137,6 +146,15 @@ def ending(reader: Reader, group: Group, made: Numbers, other: View | None, out:
     )
     head = header(rest, 1.0 / grid.scale, grid.zero, table)
     return Ending(spec=spec, header=head, scale=scale / unit, bias=bias / unit + lift)
+
+
+def _check_offset(made: Numbers, unit: Doubles | float) -> None:
+    """Raise where what the zero point adds to the sums is so large that float32 loses a part of `unit` beside it.
+
+    That is a step of the output, or the bias, which then is all that some inputs give.
+    """
+    if (np.abs(made.offset) / unit).max() * _EPSILON > _MOST_LOST:
+        raise Unread("what the zero point of its input adds to its sums is too large to be taken back in float32")
 
 
 def _lands(machine: Machine, scale: Doubles, sums: NDArray[np.int64], largest: float) -> bool:
@@ -158,6 +176,8 @@ def _per_channel(
     largest = ((sums * np.abs(made.scale) + np.abs(made.bias)) / unit).max()
     landed = _lands(machine, made.scale / unit, sums, largest + abs(grid.zero))
     magic = landed or bool(sums.max() < MOST_MAGIC and (made.scale / unit).max() < 0.02)
+    if not magic:
+        _check_offset(made, unit)
     spec = Finish(low=limits[0], high=limits[1], magic=magic, landed=landed, bounded=bool(largest > _LARGEST))
     return Ending(spec=spec, header=header(), scale=made.scale / unit, bias=made.bias / unit + grid.zero)
 
