@@ -19,7 +19,7 @@ from fxquant.precision.check import Check
 from fxquant.precision.outputs import OutputRow
 from fxquant.precision.sources import Reader, Source
 from fxquant.precision.steps import CALLED, COMPILED, more_precision
-from precision_models import Branches, DeadInputs, Exponential, collapsing, uneven
+from precision_models import Branches, Collapsing, DeadInputs, Exponential, collapsing, uneven
 from zoo import ZOO
 
 
@@ -308,3 +308,19 @@ def test_what_was_tried_in_vain_is_not_recommended(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(search, "_try", lambda step, found, least: tried.append(step.names))
     assert search._round(sources, found) is None
     assert tried == [("a (weight_only)",)] and search.wanted is None
+
+
+class OfOneSize(Collapsing):
+    """Its code says how many samples a batch has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).reshape(32, 4).view(8, 4, 4)
+
+
+def test_a_model_of_one_batch_size_is_lifted_too() -> None:
+    _, data = collapsing()
+    torch.manual_seed(0)
+    model = OfOneSize().eval()
+    with pytest.warns(UserWarning, match="Lifted first"):
+        made = fq.quantize(model, data, engine="reference")
+    assert fq.check(model, made, data).cosine > 0.999

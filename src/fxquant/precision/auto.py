@@ -56,6 +56,7 @@ GOOD = 27.0  # dB at the outputs, a cosine of 0.999: what changes aim at
 FAILING = 10.0  # below that, an error is more than a third as large as the values, and a few changes may cost more
 LOST = 5.0  # below that, hardly anything of the answer is left, and changes may cost more
 _BATCHES, _SAMPLES = 4, 16  # that are compared, at most
+_TRIED = 8  # samples that tries are compared on: the reference, by which they are made, takes several times as long
 _ROUNDS = 3  # of lifting
 _EXPLAINED = 0.1  # of the noise at the outputs: where tensors make less, weights that were chosen are looked at, too
 
@@ -147,6 +148,7 @@ def assured(
         end = finer_search.run(ran)
         tell(ran, end, finer_search.lifted, finer_search.wanted, may_change)
         return finer_search.best or converted
+    measure = functools.partial(measure, batches=_some(batches))
     try:
         found = measure(reference_of(converted, "quantize"))
     except (FxQuantError, RuntimeError, TypeError, ValueError) as error:
@@ -163,6 +165,16 @@ def assured(
     warn_eaten(find_eaten(prepared, decided), stacklevel=3)
     tell(found, end, search.lifted, search.wanted, may_change)
     return convert(decided, engine) if search.amendments else converted
+
+
+def _some(batches: Sequence[object]) -> Sequence[object]:
+    """Return the first batches, as many as it takes to compare a try."""
+    count = 0
+    for index, batch in enumerate(batches):
+        count += count_samples(batch)
+        if count >= _TRIED:
+            return batches[: index + 1]
+    return batches
 
 
 def _as_it_runs(converted: nn.Module, measure: Callable[[nn.Module], Check]) -> Check | None:

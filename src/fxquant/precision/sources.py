@@ -110,15 +110,22 @@ def find_sources(
         for module, source in _sources(decided, frozen)
         if not (left_out and source.is_weight)
     }
-    few = [smaller(batch) for batch in batches]
-    with left_as_it_was(frozen):
-        noise = attribute(
-            frozen,
-            {name: (module, _as_it_is(module)) for name, (module, _) in found.items()},
-            few,
-            outputs,
-            lambda noise: {name: _grids(*found[name], wide) for name in _worst(noise, found)},
-        )
+    rounding = {name: (module, _as_it_is(module)) for name, (module, _) in found.items()}
+
+    def measured(some: Sequence[object]) -> dict[str, Noise]:
+        with left_as_it_was(frozen):
+            return attribute(
+                frozen,
+                rounding,
+                some,
+                outputs,
+                lambda noise: {name: _grids(*found[name], wide) for name in _worst(noise, found)},
+            )
+
+    try:
+        noise = measured([smaller(batch) for batch in batches])
+    except Exception:  # the size of a batch is part of the graph, or of the code around it
+        noise = measured(batches)
     known = _is_known(noise)
     return [_measured(source, noise[name], known, len(batches)) for name, (_, source) in found.items()]
 
