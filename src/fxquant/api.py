@@ -34,9 +34,9 @@ from fxquant.engines.choose import AUTO, apply_engine, check_engine, fastest
 from fxquant.engines.engine import Engine
 from fxquant.engines.native.settings import Native
 from fxquant.engines.table import as_engine
-from fxquant.errors import ArchiveError, ConfigError, FxQuantError
+from fxquant.errors import ArchiveError, CaptureError, ConfigError, FxQuantError
 from fxquant.exports import refuse_exported
-from fxquant.flows.calibrate import as_example, calibrate, peek
+from fxquant.flows.calibrate import as_example, calibrate, peek, refuse_lists_as_one
 from fxquant.flows.constant_inputs import warn_of_constant_inputs
 from fxquant.flows.decide import adapt, decide
 from fxquant.flows.eaten import find_eaten, warn_eaten
@@ -115,7 +115,14 @@ def quantize(
     chosen = by_effort(effort) if algorithms is None else algorithms
     with evaluating(model):
         (inputs, named), preparing = example, cast(Preparing, further)
-        prepared = prepare_fx(model, rules, inputs, example_kwargs=named, target=target, algorithms=chosen, **preparing)
+        try:
+            prepared = prepare_fx(
+                model, rules, inputs, example_kwargs=named, target=target, algorithms=chosen, **preparing
+            )
+        except CaptureError as error:
+            if example_inputs is None and example_kwargs is None and data is not None:
+                refuse_lists_as_one(model, peek(data)[0], error)
+            raise
     automatic = precision == "auto" and data is not None
     kept = _calibrate(prepared, data, num_batches=num_batches, keep=automatic, progress=progress)
     made = _convert(prepared, converting, engine, example, warn=not automatic)

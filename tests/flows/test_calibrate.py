@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import fxquant as fq
+from fxquant.errors import CalibrationError
 from fxquant.flows.calibrate import as_example
 from fxquant.graph.region import Region
 from fxquant.numerics.affine import sqnr_db
@@ -370,3 +371,24 @@ def test_what_is_no_input_says_what_to_give(capfd: pytest.CaptureFixture[str]) -
     with pytest.raises(fq.CalibrationError, match="batch 1"):
         fq.calibrate(prepared, [torch.randn(3)])
     assert capfd.readouterr().err == ""  # torch.fx printed the code of the graph
+
+
+class OfSeveral(nn.Module):
+    """Takes a list of pictures as its one argument, as detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, pictures: list[Tensor]) -> list[Tensor]:
+        return [self.conv(picture[None]).mean((2, 3)) for picture in pictures]
+
+
+def test_a_list_that_is_one_argument() -> None:
+    model, batch = OfSeveral().eval(), [torch.randn(3, 8, 9), torch.randn(3, 9, 8)]
+    with pytest.raises(CalibrationError, match=r"a list of 2, as one value.*\[\(batch,\), \.\.\.\]"):
+        fq.quantize(model, iter([batch]))
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping(), (batch,))
+    with pytest.raises(CalibrationError, match=r"as one argument, give \(batch,\)"):
+        fq.calibrate(prepared, [batch])
+    assert len(fq.quantize(model, [(batch,)])(batch)) == 2

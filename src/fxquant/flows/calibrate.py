@@ -198,6 +198,15 @@ def as_example(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dic
     return (batch,), None
 
 
+def refuse_lists_as_one(model: nn.Module, batch: object, error: Exception) -> None:
+    """Raise, of a model that fails on the first value of a batch, that it takes the whole as one, if it does."""
+    if is_several(batch) and runs(model, (batch,), {}):
+        raise CalibrationError(
+            f"forward takes a batch, a {type(batch).__name__} of {len(batch)}, as one value, and a list or tuple alone "
+            "is read as the arguments of forward, then labels. Give tuples of one value: [(batch,), ...]."
+        ) from error
+
+
 def _without_labels(model: nn.Module, named: dict[str, object]) -> dict[str, object]:
     """Leave out what a loss alone is computed of, where the model runs without: a served model is called so."""
     parameters = inspect.signature(model.forward).parameters

@@ -35,7 +35,9 @@ def _advice(batch: object, model: nn.Module) -> str:
         return "Give tensors: torch.from_numpy(array)."
     if isinstance(batch, Mapping) and names and batch.keys().isdisjoint(names):
         return f"The model takes {', '.join(map(repr, names))}: give dicts by these names, or tuples."
-    return "Give batches that the float model takes, with the shapes and dtypes of its example inputs."
+    several = isinstance(batch, (tuple, list)) and len(batch) > 1 and tree_of(model).num_inputs == 1
+    one = " A list or tuple is read as the arguments of forward, then labels: as one argument, give (batch,)."
+    return "Give batches that the float model takes, with the shapes and dtypes of its example inputs." + one * several
 
 
 def shapes_of(batch: object) -> str:
