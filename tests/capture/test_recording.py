@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fxquant as fq
 from fxquant.capture import attempt, capture
 from fxquant.capture.recording import Recording
 from fxquant.errors import CaptureError
+from fxquant.numerics.affine import sqnr_db
 
 RUNS = itertools.count()  # of a class that no snapshot puts back
 
@@ -79,3 +82,15 @@ def test_a_capture_runs_and_traces_the_root_no_more_than_it_needs(
     capture(model, (X,))
     assert runs_since(before) == runs
     assert traced.count(cls) == traces
+
+
+def test_a_part_that_is_quantized_is_watched_from_outside() -> None:
+    """Hooks inside of it would keep it from its kernels, and be told of as hooks of the user's."""
+    torch.manual_seed(0)
+    part = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)).eval()
+    x = torch.randn(4, 3, 8, 8)
+    whole = nn.Sequential(fq.quantize(part, [x]), nn.Linear(4, 4)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantized = fq.quantize(whole, [x])
+    assert sqnr_db(whole(x), quantized(x)) > 30

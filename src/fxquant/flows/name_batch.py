@@ -35,9 +35,16 @@ def _advice(batch: object, model: nn.Module) -> str:
         return "Give tensors: torch.from_numpy(array)."
     if isinstance(batch, Mapping) and names and batch.keys().isdisjoint(names):
         return f"The model takes {', '.join(map(repr, names))}: give dicts by these names, or tuples."
-    several = isinstance(batch, (tuple, list)) and len(batch) > 1 and tree_of(model).num_inputs == 1
     one = " A list or tuple is read as the arguments of forward, then labels: as one argument, give (batch,)."
-    return "Give batches that the float model takes, with the shapes and dtypes of its example inputs." + one * several
+    alike = tree_of(model).num_inputs == 1 and _is_alike(batch)
+    return "Give batches that the float model takes, with the shapes and dtypes of its example inputs." + one * alike
+
+
+def _is_alike(batch: object) -> bool:
+    """Tell whether a batch is several tensors that may well be one argument, as pictures of several sizes are."""
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not all(isinstance(x, Tensor) for x in batch):
+        return False
+    return len({(x.dtype, x.dim()) for x in batch}) == 1 and batch[0].is_floating_point()
 
 
 def shapes_of(batch: object) -> str:

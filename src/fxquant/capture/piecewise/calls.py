@@ -22,6 +22,7 @@ from fxquant.capture.untouched.snapshot import Ground
 from fxquant.errors import CaptureError
 from fxquant.graph import torch_compat
 from fxquant.graph.paths import join_path
+from fxquant.graph.region import regions
 
 _MOST_CALLS = 4  # calls of one module that are kept, to check a region against
 # what may be asked of a weight without using its values; its dtype is not among them, since integers have another
@@ -110,13 +111,22 @@ def named_tensors(tree: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield join_path(path, name), value
 
 
+def hookable(tree: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules whose calls can be watched: none inside of what is quantized already, which would run slower.
+
+    TorchScript takes no hooks.
+    """
+    inside = {id(part) for _, region in regions(tree) for part in region.modules() if part is not region}
+    for path, module in tree.named_modules():
+        if id(module) not in inside and not torch_compat.is_scripted(module):
+            yield path, module
+
+
 @contextlib.contextmanager
 def _hooked(tree: nn.Module, recording: Calls, running: list[str]) -> Iterator[None]:
     handles = []
     earlier = {path: len(calls) for path, calls in recording.calls.items()}
-    for path, module in tree.named_modules():
-        if torch_compat.is_scripted(module):
-            continue  # it takes no hooks
+    for path, module in hookable(tree):
 
         def enter(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], path: str = path) -> None:
             running.append(path)

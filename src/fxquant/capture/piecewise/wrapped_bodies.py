@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from fxquant.capture.piecewise.calls import Call
+from fxquant.capture.piecewise.calls import Call, hookable
 from fxquant.capture.piecewise.stock_region import is_weighted_leaf, leaf_region
 from fxquant.capture.recording import Reference
 from fxquant.capture.run_untraced import call, copy_inputs, evaluating, untouched
@@ -21,7 +21,6 @@ from fxquant.capture.symbolic.wrap import has_wrapped_method, intercepting, is_w
 from fxquant.capture.untouched.other_random import has_drawn, random_state
 from fxquant.capture.untouched.written import Written
 from fxquant.errors import CaptureError
-from fxquant.graph import torch_compat
 from fxquant.graph.region import Region
 from fxquant.graph.tree import weighted_parts
 from fxquant.ops.table import OPS
@@ -84,9 +83,7 @@ def watch_calls(
     """
     watch, written = CalledModules(wanted=wanted), Written(tree)
     handles = []
-    for module in tree.modules():
-        if torch_compat.is_scripted(module):
-            continue  # it takes no hooks
+    for _, module in hookable(tree):
         handles.append(module.register_forward_pre_hook(watch.before, with_kwargs=True, prepend=True))
         handles.append(module.register_forward_hook(watch.after, always_call=True))
     try:
