@@ -16,12 +16,12 @@ from fxquant.engines.native import arithmetic, depthwise
 from fxquant.engines.native.depthwise_down import choose_down
 from fxquant.engines.native.finish import Finish
 from fxquant.engines.native.libraries import Libraries
-from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, NEON, ZEN4, Machine, runs_here
+from fxquant.engines.native.machine import AVX2, AVX512, AVX512_256, NEON, ZEN4, ZEN5, Machine, runs_here
 from fxquant.engines.native.plain import plain_graph
 from fxquant.engines.native.program import Program
 from fxquant.engines.native.read import read
 
-MACHINES = [machine for machine in (ZEN4, AVX512, AVX512_256) if runs_here(machine)]
+MACHINES = [machine for machine in (ZEN5, ZEN4, AVX512, AVX512_256) if runs_here(machine)]
 CASES = {  # kernel, stride, channels, height, width
     "one quad": ((3, 3), (1, 1), 144, 9, 8),
     "quads that share pixels": ((3, 3), (2, 2), 80, 19, 15),
@@ -29,6 +29,7 @@ CASES = {  # kernel, stride, channels, height, width
     "strips, one column": ((2, 4), (1, 2), 16, 8, 3),
     "four taps each way": ((4, 4), (2, 1), 70, 13, 12),
     "three outputs of a quad": ((2, 2), (1, 1), 64, 6, 7),
+    "a column beyond": ((5, 5), (1, 1), 112, 13, 9),
 }
 
 
@@ -74,7 +75,8 @@ def test_same_bits(
 @pytest.mark.parametrize(
     ("kernel", "stride", "rows", "finish", "machine"),
     [
-        ((5, 5), (1, 1), 14, Finish(), ZEN4),  # more weights than registers
+        ((5, 5), (2, 2), 14, Finish(), ZEN4),
+        ((7, 7), (1, 1), 14, Finish(), ZEN4),  # more weights than registers
         ((3, 3), (1, 1), 3, Finish(), ZEN4),
         ((3, 3), (1, 1), 14, Finish(other="u8"), ZEN4),
         ((3, 3), (1, 1), 14, Finish(), AVX2),

@@ -7,6 +7,9 @@ one half of each lane. A row of the input is unpacked once, for all outputs that
     step s      rows s * stride + (kernel - stride) ... s * stride + kernel - 1; then row s of the output is done
     sums        of row s, and of those below it that have a tap in these rows, go from step to step
 
+A kernel of 5 x 5 has a column beyond the quads of its rows. Of that, four pixels below each other are a quad: the last
+four taps of the row of the output that is done, and the first of the next one.
+
 The words of the first half wait in memory until those of the second are there to be packed to bytes with them. The
 second half asks for the pixels of the next tile, which the first cache seldom has.
 """
@@ -24,7 +27,8 @@ from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.vector import Kernel
 
 _LOWEST, _COLUMNS = 8, 2  # outputs of a tile, at most
-_WEIGHTS = 12  # vectors of weights that stay in registers
+_WEIGHTS = 12  # vectors of weights that stay in registers, beside the sums of two columns
+_WIDE = (5, 5)  # a kernel with a column beyond its quads: 14 vectors of weights, beside the sums of one column
 _FEWEST = 4  # rows that are worth it
 _EXTRA = 0.5  # rows: what a tile takes beyond those of its own
 
@@ -34,30 +38,40 @@ Sums = dict[Point, list[str]]  # by row, from the step's on, and column
 def choose_down(kernel: Point, stride: Point, extent: Point, finish: Finish, machine: Machine) -> Point | None:
     """Return the rows and columns of outputs of a tile; None where weights do not fit, or other tiles are faster."""
     rows, width = extent
-    fits = machine.dot == "vpdpbusd" and machine.registers >= 32 and kernel[1] <= 4
-    if not fits or finish.out != "u8" or finish.other or rows < _FEWEST or not stride[0] < kernel[0]:
+    if machine.dot != "vpdpbusd" or machine.registers < 32 or finish.out != "u8" or finish.other:
         return None
-    if 2 * kernel[0] * _slots(kernel, stride) > _WEIGHTS:
+    if rows < _FEWEST or not stride[0] < kernel[0]:
+        return None
+    wide = kernel == _WIDE and stride == (1, 1)
+    if not wide and (kernel[1] > 4 or 2 * kernel[0] * _slots(kernel, stride) > _WEIGHTS):
         return None
     lowest = range(_FEWEST, min(rows, _LOWEST) + 1)
     above = _EXTRA + (kernel[0] - stride[0]) / 2
-    return min(lowest, key=lambda y: (-(-rows // y) * (y + above), -y)), min(width, _COLUMNS)
+    best = min(lowest, key=lambda y: (-(-rows // y) * (y + above), -y))
+    return best, 1 if wide else min(width, _COLUMNS)
 
 
 def _slots(kernel: Point, stride: Point) -> int:
-    """Tell how many outputs beside each other have all their taps in the columns of one quad."""
-    return (4 - kernel[1]) // stride[1] + 1
+    """Tell how many outputs beside each other have all their taps, but those beyond, in the columns of one quad."""
+    return max(4 - kernel[1], 0) // stride[1] + 1
 
 
 def down_variants(spec: Depthwise) -> list[Variant]:
-    """Return the variants of weights: for each row of the kernel, those of the outputs that share a quad."""
+    """Return the variants of weights: for each row of the kernel, those of the outputs that share a quad.
+
+    Behind them are those of the column beyond: of the output that is done, and of the next one.
+    """
     (ky, kx), sx = spec.kernel, spec.stride[1]
     slots = range(_slots(spec.kernel, spec.stride))
-    return [
+    variants: list[Variant] = [
         tuple((y, x - slot * sx) if 0 <= x - slot * sx < kx else None for x in range(4))
         for y in range(ky)
         for slot in slots
     ]
+    if spec.kernel == _WIDE:
+        variants.append(tuple((y, kx - 1) for y in range(ky - 4, ky)))
+        variants.append(((0, kx - 1), None, None, None))
+    return variants
 
 
 def emit_down(
@@ -89,7 +103,7 @@ class _Half:
         mine = slice(2 * half, 2 * half + 2)
         self.weights = [
             [k.weights(k.at(weights, (4 * variant + v) * size), size) for v in range(4)[mine]]
-            for variant in range(spec.kernel[0] * self.slots)
+            for variant in range(len(down_variants(spec)))
         ]
         scales, biases = load_affine(k, params, 4, size)
         self.affine = scales[mine], biases[mine]
@@ -102,6 +116,8 @@ class _Half:
         sums: Sums = {}
         for y in range(ky - sy):
             self._add(sums, k.at(self.source, y * spec.in_row), y, range(min(below, ty)))
+        if spec.kernel == _WIDE:
+            self._add_beyond(sums, self.source, [(0, 4), None, None, None], {0: -1})
         steady = ty - below
         places = [(y, x) for y in range(below) for x in range(tx)]
         type_ = f"<{self.size // 4} x i32>"
@@ -124,6 +140,8 @@ class _Half:
         top = k.step(self.source, index, sy * spec.in_row)
         for y in range(ky - sy, ky):
             self._add(sums, k.at(top, y * spec.in_row), y, range(rows))
+        if spec.kernel == _WIDE:
+            self._add_beyond(sums, top, [(y, 4) for y in range(1, 5)], {0: -2, 1: -1} if rows > 1 else {0: -2})
         out, waiting = k.step(self.out, index, spec.out_row), k.step(self.waiting, index, tx * self.size)
         for x in range(tx):
             self._finish(sums[0, x], k.at(out, x * spec.out_pixel), k.at(waiting, x * self.size))
@@ -148,11 +166,19 @@ class _Half:
             for x in range(tx):
                 quad, slot = divmod(x, self.slots)
                 weights = self.weights[(y - output * sy) * self.slots + slot]
-                before = sums.get((output, x), self.starts)
-                sums[output, x] = [
-                    k.dot(total, operand, weight, self.size)
-                    for total, operand, weight in zip(before, quads[quad], weights, strict=True)
-                ]
+                sums[output, x] = self._dots(sums.get((output, x), self.starts), quads[quad], weights)
+
+    def _add_beyond(self, sums: Sums, top: str, pixels: list[Point | None], outputs: dict[int, int]) -> None:
+        """Add the products of four pixels of the column beyond; `outputs`: the variant of each that has some."""
+        operands = Loader(self.k, self.spec, top, self.sizes).quad(pixels, (self.half,))
+        for output, variant in outputs.items():
+            sums[output, 0] = self._dots(sums[output, 0], operands, self.weights[variant])
+
+    def _dots(self, sums: list[str], operands: list[tuple[str, ...]], weights: list[tuple[str, ...]]) -> list[str]:
+        return [
+            self.k.dot(total, operand, weight, self.size)
+            for total, operand, weight in zip(sums, operands, weights, strict=True)
+        ]
 
     def _finish(self, sums: list[str], out: str, waiting: str) -> None:
         k, spec, size = self.k, self.spec, self.size
