@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fxquant.engines.native.bands import emit_chain, find_chains
+from fxquant.engines.native.bands import Chain, emit_chain, find_chains
 from fxquant.engines.native.caller import ARGUMENTS, Caller
+from fxquant.engines.native.code_ahead import ask_for_code, code_ahead
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.ops import Op, Pointer
 from fxquant.engines.native.pixels import fill_border
@@ -44,6 +45,7 @@ def entry(
     addresses = {slot: f.load("ptr", f.at("%slots", 8 * slot), 8) for slot in sorted(slots)}
     chains = {} if shared else {chain.first: chain for chain in find_chains(ops)}
     inside = {place for chain in chains.values() for place in range(chain.first + 1, chain.end)}
+    code = code_ahead([[kernels[op.emit, op.spec] for op in each] for each in _calls(ops, chains)])
     waits = [not _goes_on(op, after) for op, after in zip(ops, [*ops[1:], None], strict=False)]
 
     def sample(index: str) -> None:
@@ -55,9 +57,12 @@ def entry(
         def call(op: Op, given: Sequence[str], rows: tuple[str, str]) -> None:
             _call(f, kernels[op.emit, op.spec].name, given, rows, ("0", str(op.blocks)))
 
+        later = iter(code)
         for place, op in enumerate(ops):
             if place in inside:
                 continue
+            for kernel in next(later):
+                ask_for_code(f, kernel)
             if place in chains:
                 emit_chain(f, chains[place], lambda pointer: _address(f, pointer, kept, places), call)
                 continue
@@ -73,6 +78,17 @@ def entry(
 
     f.each("%first", "%last", sample)
     return f
+
+
+def _calls(ops: Sequence[Op], chains: dict[int, Chain]) -> list[Sequence[Op]]:
+    """Return the ops as they are called: one, or those of a chain."""
+    found: list[Sequence[Op]] = []
+    place = 0
+    while place < len(ops):
+        end = chains[place].end if place in chains else place + 1
+        found.append(ops[place:end])
+        place = end
+    return found
 
 
 def _goes_on(op: Op, after: Op | None) -> bool:
