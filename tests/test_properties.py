@@ -10,27 +10,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 import fxquant as fq
 from fxquant.numerics.affine import sqnr_db
-from zoo import ZOO
+from zoo import ZOO, build, run
 
 pytestmark = pytest.mark.usefixtures("exported_once")
 METHODS = ("symbolic", "export")
 TURNS = [("static", "symbolic"), ("dynamic", "symbolic"), ("weight_only", "export")]
 LOWEST_SQNR = 25.0  # dB; a broken path is far below, a sound one far above
-
-
-def build(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    entry = ZOO[name]
-    torch.manual_seed(0)
-    return entry.build().eval(), entry.inputs(), entry.kwargs()
-
-
-def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    with torch.no_grad():
-        return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
 
 def widen(value: Any) -> Any:

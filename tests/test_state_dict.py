@@ -12,28 +12,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 import fxquant as fq
 from fxquant.engines.native.apply import has_native
 from fxquant.graph.clone_tree import clone_tree
 from fxquant.graph.region import lowering_of, regions
 from fxquant.numerics.grid import Grid
-from zoo import ZOO
+from zoo import ZOO, build, run
 
 NATIVE = ["native"] if has_native() else []
 RUNTIMES = [name for name in ("onnxruntime", "openvino") if importlib.util.find_spec(name) is not None]
-
-
-def build(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    entry = ZOO[name]
-    torch.manual_seed(0)
-    return entry.build().eval(), entry.inputs(), entry.kwargs()
-
-
-def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    with torch.no_grad():
-        return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
 
 def same(left: list[Tensor], right: list[Tensor]) -> bool:

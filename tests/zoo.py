@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm)
 
@@ -583,3 +584,16 @@ ZOO: dict[str, Entry] = {
     "split_chunk_stack": entry(SplitChunkStack, lambda: (images(),)),
     "in_place": entry(InPlace, lambda: (images(),)),
 }
+
+
+def build(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Return a model of the zoo, in eval mode, with its inputs."""
+    entry = ZOO[name]
+    torch.manual_seed(0)
+    return entry.build().eval(), entry.inputs(), entry.kwargs()
+
+
+def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors of what a model gives."""
+    with torch.no_grad():
+        return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]

@@ -16,7 +16,7 @@ from fxquant.numerics.affine import sqnr_db
 from fxquant.ops.table import OPS
 from ops.op_samples import SHAPES, samples, spellings
 from ops.test_table import Case
-from zoo import ZOO
+from zoo import ZOO, build
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -70,9 +70,7 @@ def compare(reference: nn.Module, lowered: nn.Module, args: Any, kwargs: Any = N
 @pytest.mark.broad
 @pytest.mark.parametrize("name", ZOO)
 def test_outputs_lie_as_in_the_float_model(name: str) -> None:
-    entry = ZOO[name]
-    torch.manual_seed(0)
-    model, args, kwargs = entry.build().eval(), entry.inputs(), entry.kwargs()
+    model, args, kwargs = build(name)
     reference, lowered = engines(model, args, kwargs)
     for change in (lambda x: x, last, across, sparse):
         given, named = pytree.tree_map(change, (args, kwargs))

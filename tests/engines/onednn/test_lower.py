@@ -17,7 +17,7 @@ from fxquant.engines.onednn.kernel_modules import ConvKernel, LinearKernel
 from fxquant.engines.onednn.support import supports
 from fxquant.graph.lowering import unlower
 from fxquant.numerics.affine import sqnr_db
-from zoo import ZOO
+from zoo import ZOO, build
 
 pytestmark = pytest.mark.skipif(not supports("conv2d", "relu", False), reason="this torch has no oneDNN int8 kernels")
 
@@ -30,9 +30,7 @@ def outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
 @pytest.mark.broad
 @pytest.mark.parametrize("name", ZOO)
 def test_agrees_with_the_reference(name: str) -> None:
-    entry = ZOO[name]
-    torch.manual_seed(0)
-    model, args, kwargs = entry.build().eval(), entry.inputs(), entry.kwargs()
+    model, args, kwargs = build(name)
     reference, lowered = both(model, *args, **kwargs)
     for expected, actual in zip(outputs(reference, args, kwargs), outputs(lowered, args, kwargs), strict=True):
         # rounding ties may fall the other way, a step of one tensor on the way; nothing else may differ
