@@ -48,10 +48,7 @@ def quantize(name: str, spec: OwnRange, machine: Machine) -> Kernel:
             count, in_step, out_step = spec.dims[depth]
             k.each(0, count, lambda i: nest(depth + 1, k.step(x, i, in_step), k.step(out, i, out_step)))
             return
-        full = spec.length // n * n
-        k.each(0, full, lambda index: turn(x, out, index, n), n)
-        if spec.length > full:
-            turn(x, out, str(full), spec.length - full)
+        k.each_part(spec.length, lambda index, kept: turn(x, out, index, kept))
 
     nest(0, "%x", "%out")
     return k

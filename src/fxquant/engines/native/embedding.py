@@ -50,10 +50,7 @@ def emit(name: str, spec: Embedding, machine: Machine) -> Kernel:
             floats = k.value(f"sitofp <{n} x i8> {values} to <{n} x float>")
             k.store_part("float", n, kept, k.binary("fmul", floats, scale, width), k.step(out, at, 4))
 
-        full = spec.width // n * n
-        k.each(0, full, lambda at: columns(at, n), n)
-        if spec.width > full:
-            columns(str(full), spec.width - full)
+        k.each_part(spec.width, columns)
 
     k.each("%y0", "%y1", turn)
     return k

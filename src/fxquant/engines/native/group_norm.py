@@ -145,16 +145,12 @@ def _write(k: Kernel, spec: GroupNorm, means: str, roots: str) -> None:
         packed = k.clamp_bytes(k.narrow([whole], width), spec.low, spec.high, n)
         k.store_part("i8", n, kept, packed, k.step(out, channel, 1))
 
-    full = spec.channels // n * n
-
     def row(y: str) -> None:
         source, out = k.step("%x", y, spec.in_row), k.step("%out", y, spec.out_row)
 
         def pixel(x: str) -> None:
             at, place = k.step(source, x, spec.in_pixel), k.step(out, x, spec.out_pixel)
-            k.each(0, full, lambda channel: channels(at, place, channel, n), n)
-            if spec.channels > full:
-                channels(at, place, str(full), spec.channels - full)
+            k.each_part(spec.channels, lambda channel, kept: channels(at, place, channel, kept))
 
         k.each(0, spec.width, pixel)
 

@@ -53,10 +53,7 @@ def quantize_planes(name: str, spec: Planes, machine: Machine) -> Kernel:
             both = _interleave(k, planes, grid)
             k.store_part("i8", 4 * n, kept * channels, both, k.step(out, x, channels))
 
-        full = spec.width // n * n
-        k.each(0, full, lambda x: turn(x, n), n)
-        if spec.width > full:
-            turn(str(full), spec.width - full)
+        k.each_part(spec.width, turn)
 
     k.each("%y0", "%y1", row)
     return k

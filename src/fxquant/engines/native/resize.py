@@ -123,7 +123,6 @@ def _channels(k: Kernel, spec: Resize, sources: list[str], weights: list[str], o
     if spec.copies:
         k.call("llvm.memcpy.p0.p0.i64", out, sources[0], str(spec.channels * size), "false")
         return
-    n = k.machine.floats
 
     def turn(channel: str, kept: int) -> None:
         total = "zeroinitializer"
@@ -132,10 +131,7 @@ def _channels(k: Kernel, spec: Resize, sources: list[str], weights: list[str], o
             total = k.fma(value, weight, total, k.machine.width)
         _store(k, spec, total, k.step(out, channel, 4 if spec.out == "f32" else 1), kept)
 
-    full = spec.channels // n * n
-    k.each(0, full, lambda channel: turn(channel, n), n)
-    if spec.channels > full:
-        turn(str(full), spec.channels - full)
+    k.each_part(spec.channels, turn)
 
 
 def _load(k: Kernel, spec: Resize, address: str, kept: int) -> str:

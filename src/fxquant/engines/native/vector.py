@@ -331,6 +331,14 @@ class Kernel(Function):
             x = self.call(f"llvm.umax.v{size}i8", x, f"splat (i8 {low})")
         return self.call(f"llvm.umin.v{size}i8", x, f"splat (i8 {high})") if high < 255 else x
 
+    def each_part(self, length: int, turn: Callable[[str, int], None]) -> None:
+        """Do `turn(index, kept)` for the vectors of a row of floats: all elements are kept, but for those of a rest."""
+        size = self.machine.floats
+        full = length // size * size
+        self.each(0, full, lambda index: turn(index, size), size)
+        if length > full:
+            turn(str(full), length - full)
+
     def store_part(self, type_: str, count: int, kept: int, value: str, address: str) -> None:
         """Store the first `kept` of `count` elements."""
         if kept < count:
