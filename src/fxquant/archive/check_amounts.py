@@ -6,7 +6,6 @@ A run without data sees the sizes of what is made, but not what is made of numbe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -51,7 +50,7 @@ def may_grow(node: fx.Node) -> bool:
 
 
 def inverse_stft(
-    input: Any,
+    input: Tensor,
     n_fft: int,
     hop_length: int | None = None,
     win_length: int | None = None,

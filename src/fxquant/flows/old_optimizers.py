@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -37,10 +36,10 @@ def _parameters(optimizer: Optimizer) -> Iterator[nn.Parameter]:
         yield from group["params"]
 
 
-def _told_once(name: str) -> Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]:
+def _told_once(name: str) -> Callable[[Optimizer, tuple[object, ...], dict[str, object]], None]:
     told: list[bool] = []
 
-    def tell(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def tell(optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if not told and all(parameter.grad is None for parameter in _parameters(optimizer)):
             told.append(True)
             warnings.warn(

@@ -80,12 +80,12 @@ class Region(fx.GraphModule):
         parts = self.__dict__.get("_region")
         if parts is None or not parts.origin.path or torch_compat.dynamo_traces():
             return type(self)
-        found: type = worn(self) or _said(parts)
+        found: type = worn(self) or parts.origin.said_class
         return found
 
     @__class__.setter
     def __class__(self, cls: type) -> None:
-        wear(self, cls, _said(self._region))
+        wear(self, cls, self._region.origin.said_class)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -247,12 +247,6 @@ class Region(fx.GraphModule):
         # a forward on the instance is there while hooks are (engines/hooks.py)
         dropped = ("forward", "_graph", *CODE, "_tracer_cls", "_tracer_extras", "shape_env")
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
-
-
-def _said(parts: RegionParts) -> type:
-    """Return the class that a region inside a model says to be of; see fxquant.modules for forms."""
-    found: type = getattr(parts.origin.user_class, "stands_for", parts.origin.user_class)
-    return found
 
 
 def _take(region: Region, graph: fx.Graph) -> None:

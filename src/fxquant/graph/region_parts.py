@@ -47,6 +47,12 @@ class Origin:
     moved: Mapping[str, tuple[str, bool]] = field(default_factory=dict)  # name in the float model -> (ours, transposed)
     classes: Mapping[str, type[nn.Module]] = field(default_factory=dict)  # of the user's, where stock modules stand now
 
+    @property
+    def said_class(self) -> type:
+        """The class that a region inside a model says to be of; see fxquant.modules for forms."""
+        found: type = getattr(self.user_class, "stands_for", self.user_class)
+        return found
+
     def importable(self) -> Origin:
         """Return the same with a class that an import finds: fx gives each graph module one of its own, in a function.
 

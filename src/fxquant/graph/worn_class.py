@@ -7,8 +7,6 @@ it would have the forward of nn.Linear then. So the module gets a class that is 
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 _WORN, _OWN = "_fxquant_worn", "_fxquant_own"
@@ -34,7 +32,7 @@ def wear(module: nn.Module, cls: type, said: type) -> None:
 
 
 def _both(own: type, cls: type) -> type:
-    def new(_: type, *args: object, **kwargs: object) -> Any:
+    def new(_: type, *args: object, **kwargs: object) -> object:
         return object.__new__(made)  # copies ask for one of the class that is said
 
     made = type(cls.__name__, (own, cls), {"__module__": cls.__module__, "__new__": new, _OWN: own})

@@ -160,7 +160,7 @@ class Kernel(nn.Module):
         made.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         return made
 
-    def _arguments(self, x: Tensor, grid: Grid | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _arguments(self, x: Tensor, grid: Grid | None) -> tuple[tuple[object, ...], tuple[object, ...]]:
         """Return the arguments of a call: those before the second tensor, those after.
 
         The weight is packed for inputs of the first shape that comes; the layout hardly depends on it, and the op

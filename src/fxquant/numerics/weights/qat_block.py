@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 import torch.nn.functional as F
@@ -75,7 +75,7 @@ class QatBlock(nn.Module):
     def __class__(self, cls: type) -> None:
         wear(self, cls, self.op_class)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         if worn(self) is not None:
             return super().__reduce_ex__(protocol)  # that class says what becomes of it
         return _new_block, (), self.__dict__
