@@ -218,7 +218,7 @@ def check_rules(context: Context) -> None:
         return
     message = "\n".join(problems) + "\nRun fxquant.explain(prepared) or model.named_modules() to list the paths."
     if context.strict:
-        raise ConfigError(message + " strict=False makes this a warning.")
+        raise ConfigError(message + " strict=False of prepare_fx, prepare_qat_fx and quantize makes this a warning.")
     warnings.warn(message, stacklevel=5)
 
 

@@ -114,7 +114,7 @@ def int16(table: Iterable[object], *, top_k: int | None = None, ratio: float | N
 def most_sensitive(table: Iterable[object], *, top_k: int | None, ratio: float | None) -> frozenset[str]:
     """Return the names of the ops at the top of a table of sensitivity."""
     if (top_k is None) == (ratio is None):
-        raise ConfigError("sensitive ops: give top_k (how many) or ratio (which share of the table), one of the two.")
+        raise ConfigError("sensitive ops: give how many (top_k) or which share of the table (ratio), one of the two.")
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0):
         raise ConfigError(f"top_k={top_k!r}: expected a whole number from 0 on.")
     if ratio is not None and not 0 <= ratio <= 1:

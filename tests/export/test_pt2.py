@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fxquant as fq
+from fxquant.numerics.affine import sqnr_db
 from zoo import ZOO
 
 
@@ -21,6 +23,27 @@ def test_it_loads_bit_equal(mode: str, tmp_path: Path) -> None:
     more = torch.cat([x, x, x])
     with torch.no_grad():
         assert torch.equal(loaded(more), model(more))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles C++")
+def test_inductor_compiles_what_is_loaded(tmp_path: Path) -> None:
+    """It asks for the zero points of weights: without them its lowering failed, on every file."""
+    x = torch.randn(2, 3, 8, 8)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    model = fq.quantize(net.eval(), [x], engine="reference", effort="fast")
+    loaded = torch.export.load(fq.export_pt2(model, tmp_path / "m.pt2", x)).module()
+    with torch.no_grad():
+        assert sqnr_db(model(x), torch.compile(loaded)(x)) > 60
+
+
+def test_the_zero_points_of_weights_are_written_out(tmp_path: Path) -> None:
+    x = torch.randn(2, 4)
+    model = fq.quantize(nn.Sequential(nn.Linear(4, 4)).eval(), [x], engine="reference", effort="fast")
+    program = torch.export.load(fq.export_pt2(model, tmp_path / "m.pt2", x))
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    found = [node for node in calls if "dequantize_per_channel" in str(node.target)]
+    assert found and all(node.args[2] is not None for node in found)
 
 
 def test_keyword_arguments_and_bad_paths(tmp_path: Path) -> None:

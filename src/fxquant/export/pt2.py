@@ -16,6 +16,7 @@ from fxquant.export.onnx.failure import failure, quiet
 from fxquant.export.onnx.signature import bind, parameters_of
 from fxquant.export.open_sizes import DynamicShapes
 from fxquant.export.reference import reference_of
+from fxquant.export.zero_points import write_zero_points
 from fxquant.files import replacing
 
 
@@ -43,6 +44,7 @@ def export_pt2(
         raise ConfigError(f"export_pt2 cannot write {str(file)!r}: {reason}.")
     tree = reference_of(model, "export_pt2")
     example = call_of(tree, example_inputs, example_kwargs, "export_pt2")
+    write_zero_points(tree)
     bind(parameters_of(tree), *example)  # or what does not fit is said
     program = export_program(tree, example, "export_pt2", dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
     stream = io.BytesIO()  # torch has errors of its own for a full disk

@@ -144,7 +144,7 @@ class QConfig:
     def rule(self, *, training: bool) -> Callable[[str, str, object], Chosen | str | None]:
         """Return the config as a rule `(name, kind, op) -> QConfig`."""
 
-        return _Rule(self, training)
+        return _ConfigRule(self, training)
 
     def target(self) -> Target:
         """Return the hardware that the default speaks of: power-of-two scales are for NPUs that shift."""
@@ -156,7 +156,7 @@ class QConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class _ConfigRule:
     """A config as a rule `(name, kind, op) -> QConfig`."""
 
     config: QConfig
