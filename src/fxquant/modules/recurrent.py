@@ -133,8 +133,8 @@ class _Recurrent(Form):
             return "runs step by step here, slower than float. engine='native' runs all steps in one call."
         if any(map(multiplies_floats, steps)):
             return (
-                "makes floats of its weights in every step: from about eight sequences at once on, that is slower than "
-                'float. mode="dynamic" is faster.'
+                "multiplies floats: from about 16 sequences at once on, that is no faster, or a little slower than float. "
+                'mode="dynamic" is faster.'
             )
         return ""
 
@@ -173,7 +173,8 @@ def _scan(
     direction: Direction, x: Tensor, sizes: Sequence[int] | None, state: State, backwards: bool
 ) -> tuple[Tensor, State]:
     """One direction over all time steps: (outputs in the form of `x`, final state)."""
-    projected = direction.ih(x)
+    # in the order of steps, before it has the size of all gates
+    projected = direction.ih(x if torch.compiler.is_exporting() else x.contiguous())
     if sizes is None and torch.compiler.is_exporting() and torch_compat.has_scan():
         return _scan_in_graph(direction.step, projected, state, backwards)
     if sizes is None and (at_once := scan_all(direction.step, projected, state, backwards)) is not None:

@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fxquant.engines.native.activations import Act, apply
+from fxquant.engines.native.activations import Act, apply, exp
 from fxquant.engines.native.ir import Carry
 from fxquant.engines.native.machine import Machine
 from fxquant.engines.native.values import round_up
@@ -34,6 +34,7 @@ Kind = Literal["lstm", "gru", "rnn_tanh", "rnn_relu"]
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _HEADER = 128
 WIDE_ROWS = 4  # from so many rows on, weights of float sums become floats before the first step
+_FAR = 40.0  # powers of e beyond which a product of two is no float any more, and nothing changes in a sum with 1
 _SIGMOID, _TANH = Act(kind="sigmoid"), Act(kind="tanh")
 
 
@@ -324,9 +325,17 @@ def _finish(
 
 def _lstm(k: Kernel, gates: list[str], c: str) -> tuple[str, str]:
     width = k.machine.width
-    i, f, o = (apply(k, _SIGMOID, gates[g], width) for g in (0, 1, 3))
-    c = k.fma(f, c, k.binary("fmul", i, apply(k, _TANH, gates[2], width), width), width)
-    return k.binary("fmul", o, apply(k, _TANH, c, width), width), c
+    c = k.fma(apply(k, _SIGMOID, gates[1], width), c, _gated(k, gates[0], gates[2]), width)
+    return _gated(k, gates[3], c), c
+
+
+def _gated(k: Kernel, gate: str, x: str) -> str:
+    """sigmoid(gate) * tanh(x) with one division: (u - 1) / ((1 + t) (u + 1)) for t = exp(-gate), u = exp(2 x)"""
+    width, one = k.machine.width, k.splat(1.0)
+    powers = (k.binary("fmul", gate, k.splat(-1.0), width), k.binary("fmul", x, k.splat(2.0), width))
+    t, u = (exp(k, k.least(k.splat(_FAR), power, width), width) for power in powers)
+    below = k.binary("fmul", k.binary("fadd", t, one, width), k.binary("fadd", u, one, width), width)
+    return k.binary("fdiv", k.binary("fsub", u, one, width), below, width)
 
 
 def _gru(k: Kernel, x: list[str], recurrent: list[str], h: str) -> str:

@@ -22,7 +22,7 @@ from fxquant.engines.made_from import MadeFrom, made_from
 from fxquant.engines.native.arithmetic import largest
 from fxquant.engines.native.compiler import Library, module_text, object_code
 from fxquant.engines.native.machine import Machine
-from fxquant.engines.native.parts import aligned
+from fxquant.engines.native.parts import Bytes, aligned
 from fxquant.engines.native.recurrent import Cell, Kind, emit, pack
 from fxquant.engines.native.shapes import Unread
 from fxquant.engines.onednn.pairs import may_overflow
@@ -141,9 +141,21 @@ class CellScan:
         self.function = _PROTOTYPE(self.library.address("scan"))
         weights, params = pack(step.weight, step.scale, step.bias, step.cell, machine)
         self.packed = weights.nbytes
+        self.free: list[Bytes] = []  # memory that no call uses: new pages take long
         self.weights, self.params = aligned(weights.nbytes + 256), aligned(4 * (32 + params.size))
         self.weights[: weights.nbytes] = weights
         self.params.view(np.float32)[:] = np.concatenate((step.header, params))
+
+    def _take(self, size: int) -> Bytes:
+        """Return memory that no other thread uses; what is too small is given up."""
+        while self.free:
+            try:
+                found = self.free.pop()
+            except IndexError:  # another thread took it
+                break
+            if found.nbytes >= size:
+                return found
+        return aligned(size)
 
     def __call__(self, x: Tensor, state: tuple[Tensor, ...], backwards: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         """(outputs, final state) for inputs [steps, rows, gates * hidden]."""
@@ -152,7 +164,7 @@ class CellScan:
         first, *others = (each.detach().contiguous() for each in state)
         cell = others[0].clone() if others else x.new_empty(1)
         out = x.new_empty(steps, rows, hidden)
-        scratch = aligned(self.cell.scratch(rows, self.packed) + 256)
+        scratch = self._take(self.cell.scratch(rows, self.packed) + 256)
         if self.cell.grid != "none":
             scratch[:] = 0
         sign, start = (-1, steps - 1) if backwards else (1, 0)
@@ -162,6 +174,7 @@ class CellScan:
             *(cell.data_ptr(), scratch.ctypes.data, out.data_ptr() + start * out_step),
             *(steps, rows, sign * x_step, sign * out_step),
         )
+        self.free.append(scratch)
         h = out[0 if backwards else -1].clone()
         return out, (h, cell) if others else (h,)
 
