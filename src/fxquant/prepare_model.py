@@ -28,6 +28,7 @@ from fxquant.graph.hooks import warn_of_traced_hooks
 from fxquant.graph.late_code import make_code
 from fxquant.graph.region import Region, origin_of, set_origin
 from fxquant.graph.run_passes import run_passes
+from fxquant.passes.candidates import MADE_OF_PARAMETERS
 from fxquant.tables.explain import explain
 from fxquant.targets import by_name
 
@@ -86,16 +87,24 @@ def _prepare(model: nn.Module, args: tuple[object, ...], kwargs: dict[str, objec
     if isinstance(prepared, Region):
         set_origin(prepared, replace(origin_of(prepared), num_inputs=len(args)))
     warn_of_dtype(model, stacklevel=4)
-    _tell(model, decided)
+    _tell(model, decided, context.training)
     if decided is not prepared:
         let_go(decided)
     make_code(prepared)
     return prepared
 
 
-def _tell(model: nn.Module, decided: nn.Module) -> None:
+def _tell(model: nn.Module, decided: nn.Module, training: bool) -> None:
     account = explain(decided)
     log.info("prepared %s: %s", type(model).__name__, account.summary())
     if not any(row.status != "float" for row in account):
         why = "fxquant.explain(prepared) says why" if account.rows or account.left else "it has no ops to quantize"
         warnings.warn(f"nothing in {type(model).__name__} will be quantized: {why}.", stacklevel=5)
+    elif training and (made := [row for row in account if row.reason == MADE_OF_PARAMETERS]):
+        warnings.warn(
+            f"{made[0].path or made[0].node}{f' and {len(made) - 1} more' * (len(made) > 1)} will stay in float: the "
+            f"weight is computed from parameters in each call ({made[0].where}). To train it rounded, compute it in a "
+            "parametrization (torch.nn.utils.parametrize) of a module of torch, and register that on the model that "
+            "prepare_qat_fx returns.",
+            stacklevel=5,
+        )

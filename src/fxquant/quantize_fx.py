@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
@@ -30,7 +30,7 @@ from fxquant.arguments import (
 )
 from fxquant.capture import Method, Sizes
 from fxquant.capture.canonical.as_plain import as_plain
-from fxquant.capture.canonical.bake import bake_regions, pruned
+from fxquant.capture.canonical.bake import bake_regions, parametrized, pruned
 from fxquant.capture.guards import guard_rank
 from fxquant.config.check_fields import check_arguments
 from fxquant.config.custom_config import (
@@ -195,7 +195,7 @@ def prepare_qat_fx(
             "prepare_qat_fx was given no spec for training. Use get_default_qat_qconfig_mapping('x86'), "
             "or say how a spec is trained: Spec(learn='ste')."
         )
-    _warn_of_masks(model)
+    _warn_of_baked(model)
     custom = either(prepare_custom_config, prepare_custom_config_dict, "prepare_custom_config")
     context = Context(
         rules=rules,
@@ -218,13 +218,23 @@ def _refuse_training(rules: Rules) -> None:
         )
 
 
-def _warn_of_masks(model: nn.Module) -> None:
+def _warn_of_baked(model: nn.Module) -> None:
     if masked := pruned(model):
         warnings.warn(
-            f"{', '.join(masked[:3])}{' and others' if len(masked) > 3 else ''}: training does not keep the masks of "
-            "torch.nn.utils.prune. The zeros are there at its start; set them again after each step.",
+            f"{_some(masked)}: training does not keep the masks of torch.nn.utils.prune. The zeros are there at its "
+            "start; set them again after each step.",
             stacklevel=3,
         )
+    if made := parametrized(model):
+        warnings.warn(
+            f"{_some(made)}: a plain parameter is trained, with the value that the parametrization gives now. "
+            "To train under it, register it again, on the modules of the model that prepare_qat_fx returns.",
+            stacklevel=3,
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}"
 
 
 def _read_custom(model: nn.Module, rules: Rules, given: object, caller: str) -> PrepareCustomConfig:

@@ -25,6 +25,7 @@ from fxquant.passes.refuse import no_kernel, refuse
 
 Mode = Literal["static", "dynamic", "weight_only", "float16"]
 
+MADE_OF_PARAMETERS = "its weight is computed at run time, from parameters alone"
 _SHORT = (torch.float16, torch.bfloat16)
 
 
@@ -205,7 +206,20 @@ def _weight_reason(node: fx.Node, op: Op) -> str:
         return "its settings are computed at run time"
     if isinstance(weight, fx.Node) and weight.op == "placeholder":
         return "its weight is an input of the model"
+    if isinstance(weight, fx.Node) and _needs_no_input(weight):
+        return MADE_OF_PARAMETERS
     return "its weight is computed at run time"
+
+
+def _needs_no_input(node: fx.Node) -> bool:
+    pending, seen = [node], {node}
+    while pending:
+        each = pending.pop()
+        if each.op == "placeholder":
+            return False
+        pending += [source for source in each.all_input_nodes if source not in seen]
+        seen.update(pending)
+    return True
 
 
 def _mode_reason(op: Op, qconfig: QConfig) -> str:

@@ -57,6 +57,17 @@ def pruned(model: nn.Module) -> list[str]:
     ]
 
 
+def parametrized(model: nn.Module) -> list[str]:
+    """Return the tensors of a model that have a parametrization, or a norm of the older kind."""
+    found = []
+    for path, module in model.named_modules():
+        names = list(module.parametrizations) if parametrize.is_parametrized(module) else []
+        hooks = module._forward_pre_hooks.values()
+        names += [hook.name for hook in hooks if isinstance(hook, WeightNorm | SpectralNorm)]
+        found += [f"{path}.{name}".removeprefix(".") for name in names]
+    return found
+
+
 def _bake_parametrized(module: nn.Module) -> None:
     lists = module._modules.pop("parametrizations")
     assert isinstance(lists, nn.ModuleDict)
