@@ -14,6 +14,7 @@ from fxquant.algorithms.learned_ranges import LearnedRanges
 from fxquant.algorithms.measured_bias import MeasuredBias
 from fxquant.algorithms.measured_positions import MeasuredPositions
 from fxquant.algorithms.reconstruction import Reconstruction
+from fxquant.algorithms.refit import Refit
 from fxquant.algorithms.smooth_quant import SmoothQuant
 from fxquant.graph.algorithm import Algorithm, Statistic, Watched
 
@@ -37,6 +38,7 @@ __all__ = [
     "MeasuredBias",
     "MeasuredPositions",
     "Reconstruction",
+    "Refit",
     "SmoothQuant",
     "Statistic",
     "Watched",

@@ -21,6 +21,7 @@ from fxquant.algorithms.gptq import GPTQ
 from fxquant.algorithms.learned_ranges import LearnedRanges
 from fxquant.algorithms.measured_bias import MeasuredBias
 from fxquant.algorithms.reconstruction import Reconstruction
+from fxquant.algorithms.refit import Refit
 from fxquant.algorithms.smooth_quant import SmoothQuant
 from fxquant.errors import ConfigError
 from fxquant.graph.algorithm import Algorithm
@@ -34,6 +35,7 @@ BALANCED: tuple[Algorithm, ...] = (
     GPTQ(fine_features=2048),
     BiasCorrection(),
     MeasuredBias(samples=24),
+    Refit(),
 )
 BEST: tuple[Algorithm, ...] = (
     CrossLayerEqualization(),

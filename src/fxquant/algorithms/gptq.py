@@ -136,7 +136,7 @@ def try_scales(
     lose. Where a clip or relu follows, the largest rows lose what does not matter, so the other order may be right.
     """
     scales = whole_scales(weight, scale, spec)
-    tried = [_choose_rows(weight, second, each, zero_point, spec, damping) for each in scales]
+    tried = [choose_rows(weight, second, each, zero_point, spec, damping) for each in scales]
     if len(tried) == 1:
         return tried
     lost = [cost(weight - dequantize(q, step, zero_point, spec), second) for q, step in tried]
@@ -147,9 +147,10 @@ def try_scales(
     return [tried[at] for at in dict.fromkeys(order)]
 
 
-def _choose_rows(
+def choose_rows(
     weight: Tensor, second: Tensor, scale: Tensor, zero_point: Tensor, spec: Spec, damping: float
 ) -> Chosen:
+    """(integers, scale): rows with a scale of their own and few bits may get a narrower one; else it stays."""
     shares = NARROWER if may_narrow(spec) else (1.0,)
     rows = weight.reshape(len(second), -1, second.shape[1])
     steps = spread(scale, weight, spec).reshape(rows.shape)

@@ -93,6 +93,25 @@ class Lockstep:
             total += float((ends[0] - ends[1]).square().sum())
         return total
 
+    def errors(self, op: WeightedOp, true: Lockstep, by: Tensor) -> Tensor:
+        """Return what each channel of what an op made, plus `by`, differs from another run, on calls kept apart.
+
+        That is squared, and summed, behind the one op that follows, if it keeps the shape: a clip may hide it.
+        """
+        node, total = op.node, torch.zeros(len(by), dtype=torch.float64)
+        user = next(iter(node.users), node)
+        follows = len(node.users) == 1 and user.all_input_nodes == [node] and user.op != "output"
+        judges = [*zip(self._values, true._values, strict=True)][len(self._fitted) if self.judged else 0 :]
+        for mine, theirs in judges:
+            ends = [_plus(mine[node], op.op, by), theirs[node]]
+            after = [self._after(user, node, end) for end in ends] if follows else ends
+            if all(end.shape == ends[0].shape for end in after):
+                ends = after
+            lost = (ends[0] - ends[1]).square()
+            at = _channels_at(lost, op.op)
+            total += lost.movedim(at, 0).flatten(1).sum(1).double().cpu()
+        return total
+
     def _after(self, user: fx.Node, node: fx.Node, value: Tensor) -> Tensor:
         self._runner.env = {node: value}
         made = self._runner.run_node(user)

@@ -8,21 +8,20 @@ centered and V = W + (b - b_q) H^-1 E[x]. So weights make up for what the bias l
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from fxquant.algorithms.bias_grid import bias_grid
 from fxquant.algorithms.fix_weight import fix_weight
 from fxquant.algorithms.shift_bias import shifted, takes_means
 from fxquant.algorithms.weighted_op import WeightedOp
 from fxquant.config.spec import Spec
-from fxquant.graph.notes import note_of, remark
+from fxquant.graph.notes import remark
 from fxquant.graph.region import Region
-from fxquant.numerics.affine import broadcast_qparam, choose_qparams, dequantize, fake_quantize, split_groups
-from fxquant.numerics.ranges import given_or_own_range
+from fxquant.numerics.affine import broadcast_qparam, dequantize, fake_quantize, split_groups
 from fxquant.numerics.weights.weight_range import find_weight_qparams
 
 Chosen = tuple[Tensor, Tensor]  # integers and scale
@@ -36,10 +35,11 @@ def round_by(region: Region, op: WeightedOp, second: Tensor, mean: Tensor, choos
     weight = op.weight.detach().float()
     scale, zero_point = find_weight_qparams(weight, op.spec, f"{op.node.target}.weight")
     bias, wanted = getattr(op.module, "bias", None), weight
-    grid = None if bias is None else _fix_bias_grid(op, bias)
+    grid = None if bias is None else bias_grid(op, bias)
     if bias is not None and grid is not None:
-        kept = fake_quantize(bias.detach().float(), *grid)
-        wanted = weight + _made_up(bias.detach().float() - kept, second, mean).reshape(weight.shape).to(weight)
+        grid.fix(op)
+        lost = bias.detach().float() - grid.rounded(bias).float()
+        wanted = weight + _made_up(lost, second, mean).reshape(weight.shape).to(weight)
     elif takes_means(op):
         second = second - mean.unsqueeze(2) * mean.unsqueeze(1)
     second = second.to(weight.device)
@@ -56,19 +56,6 @@ def round_by(region: Region, op: WeightedOp, second: Tensor, mean: Tensor, choos
     before, after = float(nearest.sum()), float(cost(lost, told).sum())
     if before > 0 and after > 0:
         remark(op.node, f"{by}: {10 * math.log10(before / after):+.1f} dB at its output beside the nearest integers")
-
-
-def _fix_bias_grid(op: WeightedOp, bias: Tensor) -> tuple[Tensor, Tensor, Spec] | None:
-    """Scale, zero point and spec of a bias of a few bits, from now on as they are; None for any other."""
-    note = note_of(op.node)
-    if note is None or not isinstance(note.bias, Spec):
-        return None
-    spec, values = note.bias, bias.detach().float()
-    scale, zero_point = choose_qparams(*given_or_own_range(values, spec), spec)
-    low, high = ((end - int(zero_point)) * float(scale) for end in (spec.quant_min, spec.quant_max))
-    fixed = spec.with_(observer="fixed", range=(-high, high) if spec.symmetric else (low, high))
-    op.node.meta["note"] = dataclasses.replace(note, bias=fixed)
-    return scale, zero_point, fixed
 
 
 def _made_up(lost: Tensor, second: Tensor, mean: Tensor) -> Tensor:

@@ -28,6 +28,12 @@ def ways_to_call(kept: list[list[object]], samples: int) -> Iterator[Calls]:
     yield _some_calls(kept, samples)
 
 
+def in_parts(kept: list[list[object]], samples: int) -> Calls:
+    """Return calls with at most so many samples, or one call: whole ones, or parts of a few pictures."""
+    parts = [tree_map(_channels_last, part) for call in _some_calls(kept, samples) for part in _few_pictures(call)]
+    return parts
+
+
 def count_judges(calls: Calls) -> int:
     """Tell how many calls, the last, are kept apart; all, if there is but one."""
     return max(1, len(calls) // PARTS)

@@ -85,5 +85,6 @@ class Preparation:
     clear_ties: bool = False  # scales are still to be moved to where ties are far
     float_calls: FloatCalls | None = None  # inputs on which moves of scales are measured, until these are chosen
     float_means: FloatMeans | None = None  # by which biases are corrected, until they are
+    float_tensors: Mapping[str, Mapping[str, Tensor]] | None = None  # weights and biases by path, until they are chosen
     boundary: Boundary | None = None  # inputs and outputs that are integers
     traced_hooks: frozenset[int] = frozenset()  # keys of those whose results became part of the graph

@@ -91,7 +91,7 @@ class Gram(Watcher):
     def forward(self, x: Tensor) -> None:
         if not shows_numbers(x):
             return
-        rows = self._rows(x.detach())
+        rows = self.rows(x.detach())
         if rows is None or not rows.shape[1]:
             return
         if self.second.device != rows.device:
@@ -101,8 +101,8 @@ class Gram(Watcher):
         self.first += rows.sum(1)
         self.count += rows.shape[1]
 
-    def _rows(self, x: Tensor) -> Tensor | None:
-        """(groups, rows, features) of some of the rows: others from call to call."""
+    def rows(self, x: Tensor) -> Tensor | None:
+        """(groups, rows, features) of some of the rows of x: others from call to call."""
         patches = self.patches
         if not patches.kernel:
             if x.shape[-1] != patches.channels:
