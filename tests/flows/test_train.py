@@ -89,6 +89,9 @@ def test_learned_ranges_have_a_group_of_their_own() -> None:
 def test_what_cannot_be_trained_is_said() -> None:
     with pytest.raises(StageError, match="prepare_qat_fx"):
         fq.train_qat(nn.Linear(2, 2), batches())
+    watched = fq.prepare_fx(nn.Linear(2, 2).eval(), fq.get_default_qconfig_mapping(), (torch.randn(1, 2),))
+    with pytest.raises(StageError, match=r"one from prepare_fx rounds nothing"):
+        fq.train_qat(watched, batches())
     with pytest.raises(ConfigError, match="at least one epoch"):
         fq.train_qat(prepared(), batches(), epochs=0)
     with pytest.raises(CalibrationError, match="no batches"):

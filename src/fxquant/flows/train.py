@@ -27,6 +27,7 @@ from fxquant.graph.region import regions, stage_of
 from fxquant.graph.region_parts import Stage
 from fxquant.numerics.distributed.agree import agree_on_mean, world_size
 from fxquant.numerics.learned.table import RANGES
+from fxquant.numerics.observers.watcher import Watcher
 from fxquant.progress import count_batches
 
 Loss = Callable[[Any, Any], Tensor]
@@ -72,6 +73,8 @@ def train_qat(
     """
     if not any(stage_of(region) is Stage.PREPARED for _, region in regions(prepared)):
         raise StageError("train_qat needs a model from prepare_qat_fx.")
+    if any(isinstance(module, Watcher) for module in prepared.modules()):
+        raise StageError("train_qat needs a model from prepare_qat_fx; one from prepare_fx rounds nothing in training.")
     if epochs < 1 or lr <= 0:
         raise ConfigError(f"train_qat(epochs={epochs}, lr={lr}): expected at least one epoch and a positive rate.")
     batches = data if isinstance(data, Sized) and count_batches(data) is not None else list(data)
