@@ -2,7 +2,8 @@
 
 FAST        one pass over the data
 BALANCED    one pass over the data as well, in which inputs of weights are looked at, too; then, however much data there
-            is, the graph runs about three times on 24 samples, and weights are chosen: seconds, with the conversion
+            is, the graph runs about three times on 24 samples, where weights have one scale twice more on 48, and
+            weights are chosen: seconds, with the conversion
 BEST        minutes: blocks are reconstructed one by one
 
 SmoothQuant is in the last two for layer norms alone, by what it was measured to give: through other weights and
