@@ -133,8 +133,8 @@ class _Recurrent(Form):
             return "runs step by step here, slower than float. engine='native' runs all steps in one call."
         if any(map(multiplies_floats, steps)):
             return (
-                "multiplies floats: from about 16 sequences at once on, that is no faster, or a little slower than float. "
-                'mode="dynamic" is faster.'
+                "multiplies floats: from about 16 sequences at once on, that is no faster, or a little slower than "
+                'float. mode="dynamic" is faster.'
             )
         return ""
 
