@@ -20,11 +20,11 @@ pytestmark = pytest.mark.skipif(not supports("conv2d", "relu", False), reason="t
     ("kernel", "stride", "padding", "extra"),
     [(1, 1, 0, 0), (3, 1, 1, 0), (2, 2, 0, 0), (4, 2, 1, 0), (3, 2, 1, 1), (2, 3, 0, 0), (5, 3, 2, 1)],
 )
-@pytest.mark.parametrize("dims", [1, 2], ids="{}d".format)
+@pytest.mark.parametrize("dims", [1, 2, 3], ids="{}d".format)
 def test_transposed_convolutions(dims: int, kernel: int, stride: int, padding: int, extra: int, groups: int) -> None:
-    conv = (nn.ConvTranspose1d, nn.ConvTranspose2d)[dims - 1]
+    conv = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dims - 1]
     model = nn.Sequential(conv(8, 12, kernel, stride, padding, extra, groups=groups), nn.ReLU(), nn.Flatten())
-    x = torch.randn(2, 8, *(6, 5)[:dims]) + 0.7
+    x = torch.randn(2, 8, *(6, 5, 4)[:dims]) + 0.7
     reference, lowered = both(model, x)
     assert any(isinstance(module, TransposedKernel) for module in lowered.modules())
     torch.testing.assert_close(lowered(x), reference(x), rtol=1e-4, atol=1e-4)

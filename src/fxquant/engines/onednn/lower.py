@@ -36,7 +36,8 @@ from fxquant.ops.table import OPS, Layout, OpTable
 from fxquant.passes.convert_weights import replace_node
 from fxquant.passes.fill_grids import fill_grids
 
-_TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+_PHASES = {"conv_transpose1d": "conv2d", "conv_transpose2d": "conv2d", "conv_transpose3d": "conv3d"}  # what runs them
+_TRANSPOSED = tuple(_PHASES)
 WEIGHTED = ("conv1d", "conv2d", "conv3d", *_TRANSPOSED, "linear")
 
 
@@ -78,7 +79,8 @@ def lower(region: Region, context: Context | None = None) -> None:
 
 def _lower_weighted(region: Region, node: fx.Node, kind: str, ops: OpTable) -> None:
     residual = kind in ("conv2d", "linear") and supports(kind, "relu", True)
-    tails = frozenset(name for name in TAILS if supports("conv2d" if kind in _TRANSPOSED else kind, name, False))
+    taken = _PHASES.get(kind, kind)
+    tails = frozenset(name for name in TAILS if supports(taken, name, False))
     group = match_group(region, node, ops, tails, residual, kind == "linear" and supports_float_sum())
     if isinstance(group, Group) and group.other is not None and group.tail is not None:
         tail_kind = ops.of_node(group.tail, region)
