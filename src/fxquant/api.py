@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -113,20 +114,24 @@ def quantize(
     target = _target(target, engine)
     rules = without(_mapping(mode, target) if qconfig_mapping is None else qconfig_mapping, ignore)
     chosen = by_effort(effort) if algorithms is None else algorithms
-    with evaluating(model):
+    with evaluating(model), _lists_told(model, data if example_inputs is None and example_kwargs is None else None):
         (inputs, named), preparing = example, cast(Preparing, further)
-        try:
-            prepared = prepare_fx(
-                model, rules, inputs, example_kwargs=named, target=target, algorithms=chosen, **preparing
-            )
-        except CaptureError as error:
-            if example_inputs is None and example_kwargs is None and data is not None:
-                refuse_lists_as_one(model, peek(data)[0], error)
-            raise
+        prepared = prepare_fx(model, rules, inputs, example_kwargs=named, target=target, algorithms=chosen, **preparing)
     automatic = precision == "auto" and data is not None
     kept = _calibrate(prepared, data, num_batches=num_batches, keep=automatic, progress=progress)
     made = _convert(prepared, converting, engine, example, warn=not automatic)
     return assured(model, made, kept, budget=budget, may_change=qconfig_mapping is None, finer=effort != "fast")
+
+
+@contextlib.contextmanager
+def _lists_told(model: nn.Module, data: Iterable[object] | None) -> Iterator[None]:
+    """Say of a batch that is an example and not captured, if it is, that a list may be meant as one argument."""
+    try:
+        yield
+    except CaptureError as error:
+        if data is not None:
+            refuse_lists_as_one(model, peek(data)[0], error)
+        raise
 
 
 def _example(

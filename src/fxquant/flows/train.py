@@ -83,11 +83,8 @@ def train_qat(
     total = epochs * len(batches)
     optimizer = torch.optim.AdamW(parameter_groups(prepared, lr, range_lr or lr, weight_decay))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _cosine(step, total))
-    freezing = FreezeSchedule(
-        prepared,
-        observers=int(observers_until * total),
-        bn_stats=None if bn_stats_until is None else int(bn_stats_until * total),
-    )
+    bn_stats = None if bn_stats_until is None else int(bn_stats_until * total)
+    freezing = FreezeSchedule(prepared, observers=int(observers_until * total), bn_stats=bn_stats)
     run = _Run(prepared, optimizer, schedule, freezing, None if checkpoint is None else Path(checkpoint))
     run.resume()
     with Progress(disable=not progress) as bar:
