@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fxquant as fq
@@ -10,6 +11,7 @@ from fxquant.capture.capture import capture
 from fxquant.graph.context import Context
 from fxquant.graph.region import Region
 from fxquant.graph.run_passes import run_passes
+from fxquant.numerics.affine import sqnr_db
 from fxquant.passes.drop_noops import drop_noops
 
 
@@ -63,3 +65,29 @@ def test_what_is_skipped_in_eval_mode_is_dropped_after_training() -> None:
 
 def test_a_cast_to_another_dtype_stays() -> None:
     assert targets(Block().eval(), torch.randn(2, 4, dtype=torch.float64))[0] == "float_1"
+
+
+class KeptOn(nn.Module):
+    """Dropout in every call, as where the spread of several answers is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(F.dropout(self.body(x).relu(), 0.5, True))
+        return found
+
+
+def test_a_dropout_that_stays_on_is_not_on_the_grid_of_its_input() -> None:
+    """What it keeps is twice as large, and was clipped."""
+    torch.manual_seed(0)
+    model, data = KeptOn().eval(), [torch.randn(64, 8) for _ in range(2)]
+    prepared = fq.prepare_fx(model, fq.get_default_qconfig_mapping("x86"), (data[0],))
+    quantized = fq.convert_fx(fq.calibrate(prepared, data))
+    (row,) = (row for row in fq.explain(quantized) if row.kind == "dropout")
+    assert row.status == "float" and "is on in every call" in row.reason
+    torch.manual_seed(1)
+    wanted = model(data[0])
+    torch.manual_seed(1)
+    assert sqnr_db(wanted, quantized(data[0])) > 35

@@ -29,6 +29,12 @@ def pad_reason(node: fx.Node, module: nn.Module | None) -> str | None:
     return None
 
 
+def dropout_reason(node: fx.Node, module: nn.Module | None) -> str | None:
+    if "stays_on" in node.meta:  # while a model is trained, its grid is that of the model that is served
+        return "is on in every call, and what it keeps is larger than the grid of its input"
+    return None
+
+
 def einsum_reason(node: fx.Node, module: nn.Module | None) -> str | None:
     equation = node.args[0] if node.args else node.kwargs.get("equation")
     if not isinstance(equation, str):

@@ -17,6 +17,7 @@ from fxquant.ops.op import Layout, Op, Role
 from fxquant.ops.reasons import (
     clamp_reason,
     div_reason,
+    dropout_reason,
     einsum_reason,
     embedding_reason,
     interpolate_reason,
@@ -608,6 +609,7 @@ def share() -> Iterable[Op]:
         keeps_rank=True,
         noop=True,
         random=True,
+        unless=dropout_reason,
         modules=(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
         functions=(
             *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),

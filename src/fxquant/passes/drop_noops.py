@@ -28,6 +28,8 @@ def drop_noops(region: Region, context: Context) -> None:
             for unused in inputs:  # x.dtype in x.to(x.dtype)
                 if unused.target is getattr and not unused.users:
                     region.graph.erase_node(unused)
+        elif _stays_on(node, region, context.ops):
+            node.meta["stays_on"] = True
 
 
 def _does_nothing(node: fx.Node, source: fx.Node, region: Region, ops: OpTable) -> bool:
@@ -45,6 +47,16 @@ def _does_nothing(node: fx.Node, source: fx.Node, region: Region, ops: OpTable) 
     if before is None or after is None or before.dtype != after.dtype:
         return False
     return all(map(_is_dtype, (*node.args[1:], *node.kwargs.values())))
+
+
+def _stays_on(node: fx.Node, region: Region, ops: OpTable) -> bool:
+    """Tell whether a node is a dropout that is on although the model is not trained, as where models are sampled."""
+    op = ops.of_node(node, region)
+    if op is None or not (op.noop and op.random):
+        return False
+    if node.op == "call_module":
+        return region.get_submodule(str(node.target)).training
+    return (node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)) is not False
 
 
 def _is_dtype(value: object) -> bool:
