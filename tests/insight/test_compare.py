@@ -210,7 +210,8 @@ def test_an_op_that_is_not_repeated_is_not_blamed_for_what_came_before() -> None
     torch.manual_seed(0)
     model, x = Unknown().eval(), torch.randn(16, 8)
     qconfig = fq.QConfig(activation=fq.Spec(bits=4), weight=fq.Spec(bits=3))
-    quantized = fq.quantize(model, [x], engine="reference", precision="int8", qconfig_mapping={"": qconfig})
+    asked = {"precision": "int8", "effort": "fast", "qconfig_mapping": {"": qconfig}}
+    quantized = fq.quantize(model, [x], engine="reference", **asked)
     (row,) = [row for row in fq.compare(model, quantized, [x]) if row.kind == "cumsum"]
     assert row.own_sqnr is not None
     assert row.sqnr < row.own_sqnr - 3  # that of rounding its result

@@ -115,8 +115,9 @@ def made_from(region: Region) -> MadeFrom:
 def _parametrizations(region: Region) -> Iterator[tuple[dict[str, Any], str, object]]:
     """Tell where parametrizations stand: when one is taken out, its tensors go on standing in what it was."""
     for module in region.modules():
-        lists = module._modules.get("parametrizations")
-        if lists is not None:
+        if "parametrizations" in module._modules:  # TorchScript has no get
+            lists = module._modules["parametrizations"]
+            assert lists is not None
             yield module._modules, "parametrizations", lists
             for part in lists.modules():
                 yield from ((part._modules, name, child) for name, child in part._modules.items())

@@ -22,7 +22,8 @@ from fxquant.capture.untouched.snapshot import Ground
 from fxquant.errors import CaptureError
 from fxquant.graph import torch_compat
 from fxquant.graph.paths import join_path
-from fxquant.graph.region import regions
+from fxquant.graph.region import regions, stage_of
+from fxquant.graph.region_parts import Stage
 
 _MOST_CALLS = 4  # calls of one module that are kept, to check a region against
 # what may be asked of a weight without using its values; its dtype is not among them, since integers have another
@@ -116,7 +117,8 @@ def hookable(tree: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
     TorchScript takes no hooks.
     """
-    inside = {id(part) for _, region in regions(tree) for part in region.modules() if part is not region}
+    done = [region for _, region in regions(tree) if stage_of(region) is Stage.CONVERTED]
+    inside = {id(part) for region in done for part in region.modules() if part is not region}
     for path, module in tree.named_modules():
         if id(module) not in inside and not torch_compat.is_scripted(module):
             yield path, module
