@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import fxquant as fq
 from fxquant.errors import InputError
+from fxquant.numerics.affine import sqnr_db
 
 
 @pytest.mark.parametrize("engine", ["reference", "onednn"])
@@ -66,3 +67,43 @@ def test_an_argument_that_only_the_float_model_takes_is_told() -> None:
             model(x, twice=True)
         with pytest.raises(TypeError, match="missing 1 required"):
             model()
+
+
+class Masked(nn.Module):
+    """Adds a mask, if there is one, as encoder layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        y = self.a(x)
+        return self.b(torch.relu(y if mask is None else y + mask))
+
+
+class Encoder(nn.Module):
+    """Leaves the mask out where nothing is padded, which only the data tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = Masked(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        mask = None if bool(keep.all()) else (keep - 1) * 9.0
+        return self.head(self.layer(x, mask))
+
+
+@pytest.mark.parametrize("engine", ["reference", "onednn", "native"])
+def test_a_part_that_gets_none_for_a_tensor_runs_its_code(engine: str) -> None:
+    torch.manual_seed(0)
+    model, x = Encoder().eval(), torch.randn(8, 8)
+    padded, whole = (x, (torch.rand(8, 8) > 0.3).float()), (x, torch.ones(8, 8))
+    quantized = fq.quantize(model, [padded], engine=engine)
+    for inputs in (padded, whole, padded):
+        assert sqnr_db(model(*inputs), quantized(*inputs)) > 25
+
+
+def test_none_for_a_tensor_is_an_error_of_the_call() -> None:
+    quantized = fq.quantize(Masked().eval(), [(torch.randn(4, 8), torch.randn(4, 8))])
+    with pytest.raises(InputError, match=r"'mask'.* None"):
+        quantized(torch.randn(4, 8), None)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
+from torch import fx
 
-from fxquant.errors import FxQuantError, StageError, UnlikeInputError
+from fxquant.errors import FxQuantError, InputError, StageError, UnlikeInputError
 from fxquant.graph.float_dtype import own_dtype
 
 if TYPE_CHECKING:
@@ -79,6 +81,27 @@ def name_arguments(error: Exception, origin: Origin, kwargs: dict[str, object]) 
     )
 
 
+def left_out(region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> InputError | None:
+    """Return the error of a call that gives None for an argument that the graph was captured with as a tensor.
+
+    Where a default may stand in for it, the graph looks by itself (capture/guards.py).
+    """
+    for node, value in _given(region, args, kwargs):
+        if value is None and hasattr(node.meta.get("tensor"), "shape"):
+            return InputError(
+                f"argument {str(node.target)!r} was a tensor when the model was captured, now it is None. Pass a "
+                "tensor, or capture the model again with example inputs that leave it out, or with sizes='any', for "
+                "calls of both kinds; a part of the model then runs those of the other kind in float."
+            )
+    return None
+
+
+def _given(region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[tuple[fx.Node, object]]:
+    """Yield the placeholders of a region with the values that a call gives for them."""
+    for place, node in enumerate(node for node in region.graph.nodes if node.op == "placeholder"):
+        yield node, args[place] if place < len(args) else kwargs.get(str(node.target))
+
+
 def _of_user(traceback: TracebackType | None) -> bool:
     """Whether an error went through code that is neither torch's, an engine's, nor made from a graph."""
     while traceback is not None:
@@ -94,17 +117,16 @@ def _unlike(
     region: Region, outside: torch.dtype | None, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> list[str]:
     found = []
-    inputs = [node for node in region.graph.nodes if node.op == "placeholder"]
-    for place, node in enumerate(inputs):
-        value = args[place] if place < len(args) else kwargs.get(str(node.target))
+    for place, (node, value) in enumerate(_given(region, args, kwargs)):
         info = node.meta.get("tensor")  # of the example, see nodes.tensor_info, which stands on regions
-        if not hasattr(info, "shape") or not isinstance(value, torch.Tensor):
+        if info is None or not hasattr(info, "shape") or not isinstance(value, torch.Tensor):
             continue
         wanted = outside if outside is not None and info.dtype.is_floating_point else info.dtype
         now, then = (value.dtype, tuple(value.shape)), (wanted, tuple(info.shape))
         if now[0] != then[0] or now[1][1:] != then[1][1:] or len(now[1]) != len(then[1]):
-            name = f"input {place} ({str(node.target)!r})"
-            found.append(f"{name} is {_show(*now)}, and was {_show(*then)} in the example")
+            found.append(
+                f"input {place} ({str(node.target)!r}) is {_show(*now)}, and was {_show(*then)} in the example"
+            )
     return found
 
 

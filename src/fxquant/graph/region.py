@@ -31,7 +31,7 @@ from fxquant.graph.as_written import as_written
 from fxquant.graph.call_lowered import call_lowered
 from fxquant.graph.container import lend_methods
 from fxquant.graph.encode import EncodedGraph, decode_graph, encode_graph
-from fxquant.graph.explain_failure import name_arguments
+from fxquant.graph.explain_failure import left_out, name_arguments
 from fxquant.graph.float_dtype import own_dtype, split_move
 from fxquant.graph.interpret import PlainInterpreter, interpret
 from fxquant.graph.late_code import CODE, is_outdated, outdate
@@ -150,10 +150,11 @@ class Region(fx.GraphModule):
             if stand_in is not None:
                 return type(self).forward(stand_in, *args, **kwargs)
             return super().__call__(*args, **kwargs)
-        except (InputError, TypeError) as error:
-            if isinstance(error, TypeError) and self._takes(args, kwargs):
+        except (InputError, TypeError, AttributeError) as error:
+            graph_fails = not isinstance(error, InputError) and self._takes(args, kwargs)
+            if (why := left_out(self, args, kwargs) if graph_fails else error) is None:
                 raise
-            return self._run_code(error, args, kwargs)
+            return self._run_code(why, args, kwargs)
 
     def _takes(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         try:
