@@ -337,3 +337,11 @@ def test_a_saved_model_does_not_go_by_the_name_of_another_format(tmp_path: Path)
         with pytest.raises(fq.ArchiveError, match=f"{call.__name__}.*writes {suffix}"):
             fq.save(quantized, tmp_path / f"net{suffix}")
     assert not [*tmp_path.iterdir()]
+
+
+def test_an_export_does_not_go_by_the_name_of_another_format(net: nn.Module, tmp_path: Path) -> None:
+    for _, call in FORMATS.values():
+        for suffix in {".fq", *(suffix for suffix, other in FORMATS.values() if suffix and other is not call)}:
+            with pytest.raises(fq.errors.ConfigError, match=rf"{call.__name__} got .*writes \{suffix}. Give "):
+                call(net, tmp_path / f"net{suffix}")
+    assert not [*tmp_path.iterdir()]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from fxquant.errors import FxQuantError
+from fxquant.errors import ConfigError, FxQuantError
 from fxquant.export.encodings import export_json as _export_json
 from fxquant.export.executorch.export import export_executorch as _export_executorch
 from fxquant.export.onnx.export import export_onnx as _export_onnx
@@ -43,6 +43,8 @@ def _of_any_stage(call: _Call, *, also: tuple[type, ...] = ()) -> _Call:
     def convert_and_call(model: nn.Module, *args: object, **kwargs: object) -> object:
         if not isinstance(model, also):
             refuse_other(model, call.__name__)
+        for path in (*args[:1], *(kwargs[name] for name in ("path",) if name in kwargs)):
+            _refuse_other_format(path, call.__name__)
         found = converted(model)
         if isinstance(found, nn.Module):
             warn_of_lost_hooks(found, call.__name__)
@@ -68,6 +70,17 @@ FORMATS: Mapping[str, tuple[str, Callable[..., object]]] = MappingProxyType(
         "integers": ("", dump_integers),
     }
 )
+
+
+def _refuse_other_format(path: object, name: str) -> None:
+    """Raise for a name that says another format than the call writes: what reads it would not know it."""
+    end = Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
+    others = {suffix: f"fxquant.{call.__name__}" for suffix, call in FORMATS.values() if call.__name__ != name}
+    calls = {**others, ".fq": "fxquant.save"}
+    if end and end in calls:
+        own = next((suffix for suffix, call in FORMATS.values() if call.__name__ == name), "")
+        wanted = f"a name that ends in {own}" if own else "the name of a directory"
+        raise ConfigError(f"{name} got {str(path)!r}, and {calls[end]} writes {end}. Give {wanted}.")
 
 
 def refuse_exported(path: str | os.PathLike[str], error: type[FxQuantError]) -> None:
