@@ -81,11 +81,14 @@ def name_arguments(error: Exception, origin: Origin, kwargs: dict[str, object]) 
     )
 
 
-def left_out(region: Region, args: tuple[object, ...], kwargs: dict[str, object]) -> InputError | None:
-    """Return the error of a call that gives None for an argument that the graph was captured with as a tensor.
+def left_out(region: Region, origin: Origin, args: tuple[object, ...], kwargs: dict[str, object]) -> InputError | None:
+    """Return the error of a call of a part that gives None for an argument that was a tensor in the capture.
 
-    Where a default may stand in for it, the graph looks by itself (capture/guards.py).
+    Where a default may stand in for it, the graph looks by itself (capture/guards.py). A whole model has no code to run
+    instead, and what failed in its graph says more.
     """
+    if not origin.path:
+        return None
     for node, value in _given(region, args, kwargs):
         if value is None and hasattr(node.meta.get("tensor"), "shape"):
             return InputError(

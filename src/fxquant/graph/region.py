@@ -152,7 +152,7 @@ class Region(fx.GraphModule):
             return super().__call__(*args, **kwargs)
         except (InputError, TypeError, AttributeError) as error:
             graph_fails = not isinstance(error, InputError) and self._takes(args, kwargs)
-            if (why := left_out(self, args, kwargs) if graph_fails else error) is None:
+            if (why := left_out(self, self._region.origin, args, kwargs) if graph_fails else error) is None:
                 raise
             return self._run_code(why, args, kwargs)
 
