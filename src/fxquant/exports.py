@@ -43,8 +43,7 @@ def _of_any_stage(call: _Call, *, also: tuple[type, ...] = ()) -> _Call:
     def convert_and_call(model: nn.Module, *args: object, **kwargs: object) -> object:
         if not isinstance(model, also):
             refuse_other(model, call.__name__)
-        for path in (*args[:1], *(kwargs[name] for name in ("path",) if name in kwargs)):
-            _refuse_other_format(path, call.__name__)
+        _refuse_other_format(args[0] if args else kwargs.get("path"), call.__name__)
         found = converted(model)
         if isinstance(found, nn.Module):
             warn_of_lost_hooks(found, call.__name__)
