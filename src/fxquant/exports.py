@@ -71,23 +71,27 @@ FORMATS: Mapping[str, tuple[str, Callable[..., object]]] = MappingProxyType(
 )
 
 
+def _format_of(path: object) -> tuple[str, str]:
+    """Return how a file's name ends, and the call that writes such files; "" where no export does."""
+    end = Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
+    return end, next((call.__name__ for suffix, call in FORMATS.values() if end and suffix == end), "")
+
+
 def _refuse_other_format(path: object, name: str) -> None:
     """Raise for a name that says another format than the call writes: what reads it would not know it."""
-    end = Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
-    others = {suffix: f"fxquant.{call.__name__}" for suffix, call in FORMATS.values() if call.__name__ != name}
-    calls = {**others, ".fq": "fxquant.save"}
-    if end and end in calls:
+    end, writer = _format_of(path)
+    writer = "save" if end == ".fq" else writer
+    if writer not in ("", name):
         own = next((suffix for suffix, call in FORMATS.values() if call.__name__ == name), "")
         wanted = f"a name that ends in {own}" if own else "the name of a directory"
-        raise ConfigError(f"{name} got {str(path)!r}, and {calls[end]} writes {end}. Give {wanted}.")
+        raise ConfigError(f"{name} got {str(path)!r}, and fxquant.{writer} writes {end}. Give {wanted}.")
 
 
 def refuse_exported(path: str | os.PathLike[str], error: type[FxQuantError]) -> None:
     """Raise for a saved model under a name that says another format: no other program could read it."""
-    end = Path(path).suffix
-    call = next((call.__name__ for suffix, call in FORMATS.values() if end and suffix == end), None)
-    if call is not None:
+    end, writer = _format_of(path)
+    if writer:
         raise error(
             f"{str(path)!r} says a format that other programs read, and a saved model is fxquant's own. Give a name "
-            f"that ends in .fq; fxquant.{call}, or `fxquant export`, writes {end}."
+            f"that ends in .fq; fxquant.{writer}, or `fxquant export`, writes {end}."
         )
